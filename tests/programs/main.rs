@@ -1,0 +1,2 @@
+//! Scenario programs.
+fn main() {}

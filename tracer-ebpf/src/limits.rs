@@ -1,0 +1,57 @@
+//! Every fixed size, in one place: map capacities, loop bounds, string lengths; and what is counted when one is exceeded.
+
+/// Bytes of the event ring. A power of two and a multiple of the page size.
+pub const RING_BYTES: u32 = 8 << 20;
+/// Processes that can be tracked at one time (GPU users, their descendants, their ancestors).
+pub const TRACKED_MAX: u32 = 65_536;
+/// NVIDIA device numbers that can be watched.
+pub const DEVICES_MAX: u32 = 1_024;
+/// Ancestors of a GPU user that become tracked when it opens its first NVIDIA file.
+pub const ANCESTORS_MAX: u32 = 16;
+/// Descriptors looked at in one SCM_RIGHTS control message (the kernel's own limit, `SCM_MAX_FD`, include/net/scm.h).
+pub const SCM_FDS_MAX: u32 = 253;
+/// Control messages looked at in one msghdr.
+pub const CMSGS_MAX: u32 = 8;
+/// Messages looked at in one unix socket's receive queue.
+pub const QUEUE_MAX: u32 = 64;
+/// Length of `task_struct.comm` (TASK_COMM_LEN, include/linux/sched.h).
+pub const COMM_LEN: usize = 16;
+/// Bytes of a path that an exec record carries.
+pub const PATH_LEN: usize = 128;
+
+/// Why an event was not (wholly) seen. Index into the per-CPU `LOST` array; never reuse a number.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lost {
+    /// The ring was full: an event of a tracked process is missing.
+    RingFull = 0,
+    /// `TRACKED` was full: a process that matters is not being followed.
+    TrackedFull = 1,
+    /// A read of kernel or user memory failed; the record was sent with what could be read, or not at all.
+    ReadFailed = 2,
+    /// A control message, descriptor list or queue was longer than the loop bound.
+    Truncated = 3,
+    /// A caller with a 32-bit ABI, whose structures are not decoded.
+    Compat = 4,
+}
+
+/// Number of [`Lost`] causes: the length of the `LOST` array.
+pub const LOST_CAUSES: u32 = 5;
+
+impl Lost {
+    /// All causes in index order.
+    pub const ALL: [Lost; LOST_CAUSES as usize] =
+        [Lost::RingFull, Lost::TrackedFull, Lost::ReadFailed, Lost::Truncated, Lost::Compat];
+
+    /// Stable name, as written to trace files.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Lost::RingFull => "ring_full",
+            Lost::TrackedFull => "tracked_full",
+            Lost::ReadFailed => "read_failed",
+            Lost::Truncated => "truncated",
+            Lost::Compat => "compat",
+        }
+    }
+}

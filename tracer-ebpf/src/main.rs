@@ -1,0 +1,2 @@
+//! eBPF programs.
+fn main() {}

@@ -1,0 +1,284 @@
+//! What outlive says: the answer types, schema `outlive.explanation/1` (fields are only ever added).
+//!
+//! Always true: an explanation is a pure function of a [`World`](crate::world::World) (see [`explain`]); it holds no
+//! clock reading of its own, is in a fixed order, and serialises to the documented JSON as it stands.
+
+use crate::event::Via;
+use serde::{Deserialize, Serialize};
+
+/// Schema name written into every JSON explanation.
+pub const SCHEMA: &str = "outlive.explanation/1";
+
+/// Why memory outlives its owner. Stable identifiers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CauseId {
+    /// A forked child still has the dead owner's descriptions.
+    InheritedDescriptor,
+    /// Another process received one.
+    PassedDescriptor,
+    /// One sits unread in a unix socket, or is registered in an io_uring.
+    DescriptorInFlight,
+    /// The main thread is a zombie, other threads live and hold everything.
+    LeaderExited,
+    /// The launcher died; a worker with its own context lives on.
+    OrphanedProcess,
+    /// What was killed was not the owner; nothing was sent to the owner, or it survived it.
+    OwnerAlive,
+    /// A signal is handled, ignored, blocked or still pending.
+    SignalNotFatal,
+    /// Stop signal, freezer, ptrace stop.
+    OwnerStopped,
+    /// The dump is still being written.
+    CoreDump,
+    /// A thread is stuck in the NVIDIA driver.
+    ExitBlockedInDriver,
+    /// A thread is stuck in other kernel code.
+    ExitBlockedElsewhere,
+    /// Memory is falling, or the exit is under way.
+    TeardownRunning,
+    /// The driver's and firmware's own reserve: not a leak.
+    DriverReserve,
+    /// Nothing holds it.
+    NoHolder,
+    /// Not enough evidence.
+    Unknown,
+}
+
+/// How sure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Confidence {
+    /// Every link was seen.
+    Exact,
+    /// A link was deduced; the evidence says which.
+    Inferred,
+    /// Not enough evidence.
+    Unknown,
+}
+
+/// Everything that outlive has to say at one moment.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Explanation {
+    /// [`SCHEMA`].
+    pub schema: String,
+    /// RFC 3339, UTC.
+    pub taken_at: String,
+    /// The host.
+    pub host: HostPart,
+    /// What span of time the evidence covers.
+    pub covers: Covers,
+    /// Account of each GPU.
+    pub gpus: Vec<GpuPart>,
+    /// Held memory, each with its cause; most important first.
+    pub holdings: Vec<Holding>,
+    /// Processes nobody waits for. They hold no GPU memory.
+    pub zombies: Vec<ZombiePart>,
+    /// Room for zombies: how many PIDs the host and the tightest cgroup still have.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pids: Option<PidsPart>,
+    /// What could not be seen, and which conclusions that voids.
+    pub limits: Vec<LimitPart>,
+}
+
+/// The host.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostPart {
+    /// Host name.
+    pub name: String,
+    /// `uname -r`.
+    pub kernel: String,
+    /// NVIDIA driver version.
+    pub driver: Option<String>,
+    /// Version of outlive.
+    pub outlive: String,
+}
+
+/// Span of the evidence.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Covers {
+    /// RFC 3339; absent when nothing was watched before now (a pure snapshot).
+    pub from: Option<String>,
+    /// RFC 3339.
+    pub to: String,
+    /// Nothing was lost and every hook was attached since `from`.
+    pub complete: bool,
+}
+
+/// Account of one GPU.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GpuPart {
+    /// NVML index.
+    pub index: u32,
+    /// UUID.
+    pub uuid: String,
+    /// Product.
+    pub name: String,
+    /// Bytes; absent without NVML.
+    pub total_bytes: Option<u64>,
+    /// Used, reserve left out.
+    pub used_bytes: Option<u64>,
+    /// Driver's reserve.
+    pub reserved_bytes: Option<u64>,
+    /// Σ bytes of holdings.
+    pub attributed_bytes: Option<u64>,
+    /// used − attributed.
+    pub unexplained_bytes: Option<u64>,
+}
+
+/// Memory (or, without NVML, descriptions) held for one owner.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Holding {
+    /// NVML index; null when it cannot be told.
+    pub gpu: Option<u32>,
+    /// Bytes; null when nobody says.
+    pub bytes: Option<u64>,
+    /// Why.
+    pub cause: CauseId,
+    /// How sure.
+    pub confidence: Confidence,
+    /// Whose memory it is; null when unknown.
+    pub owner: Option<OwnerPart>,
+    /// Who keeps it.
+    pub holders: Vec<HolderPart>,
+    /// One sentence.
+    pub summary: String,
+    /// What was seen, in order of time.
+    pub evidence: Vec<Evidence>,
+    /// Least harmful first.
+    pub remedy: Vec<Remedy>,
+}
+
+/// The owner.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct OwnerPart {
+    /// tgid in the initial PID namespace.
+    pub pid: u32,
+    /// RFC 3339 with milliseconds; null when never seen alive.
+    pub start_time: Option<String>,
+    /// comm.
+    pub comm: Option<String>,
+    /// Command line.
+    pub cmdline: Option<String>,
+    /// Uid.
+    pub uid: Option<u32>,
+    /// "running", "sleeping", "stopped", "exiting", "zombie", "gone", "unknown".
+    pub state: String,
+    /// How it ended.
+    pub exit: Option<ExitPart>,
+    /// "docker 3f2a...", "pod ...", null.
+    pub container: Option<String>,
+}
+
+/// How a process ended.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExitPart {
+    /// RFC 3339; null when not seen.
+    pub at: Option<String>,
+    /// Exit code, when it exited.
+    pub code: Option<i32>,
+    /// Signal number, when one killed it.
+    pub signal: Option<i32>,
+    /// "kill from bash (PID 12)", "OOM killer", ...
+    pub by: Option<String>,
+    /// A core was dumped.
+    pub core_dumped: bool,
+    /// Who reaped it ("bash (PID 12)"); null when not yet or unseen.
+    pub reaped_by: Option<String>,
+}
+
+/// A holder.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct HolderPart {
+    /// tgid.
+    pub pid: u32,
+    /// RFC 3339 with milliseconds.
+    pub start_time: Option<String>,
+    /// comm.
+    pub comm: Option<String>,
+    /// Like [`OwnerPart::state`].
+    pub state: String,
+    /// How it came to hold.
+    pub via: Via,
+    /// Its descriptors.
+    pub descriptors: Vec<Descriptor>,
+}
+
+/// A descriptor.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Descriptor {
+    /// Number.
+    pub fd: i32,
+    /// "/dev/nvidia0".
+    pub device: String,
+}
+
+/// One thing that was seen.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Evidence {
+    /// RFC 3339 with milliseconds; null when it is a standing fact.
+    pub at: Option<String>,
+    /// A sentence.
+    pub what: String,
+}
+
+/// What would free it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Remedy {
+    /// A shell command, or null when only waiting helps.
+    pub command: Option<String>,
+    /// What it does.
+    pub effect: String,
+    /// Bytes that it frees, when known.
+    pub frees_bytes: Option<u64>,
+    /// What it may cost.
+    pub risk: String,
+}
+
+/// A zombie.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ZombiePart {
+    /// PID.
+    pub pid: u32,
+    /// comm.
+    pub comm: String,
+    /// RFC 3339; null when its end was not seen.
+    pub since: Option<String>,
+    /// Who must wait for it.
+    pub parent: Option<ParentPart>,
+    /// It held NVIDIA files when it lived.
+    pub used_gpu: bool,
+}
+
+/// A zombie's parent.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ParentPart {
+    /// PID.
+    pub pid: u32,
+    /// comm.
+    pub comm: Option<String>,
+    /// State.
+    pub state: String,
+}
+
+/// PIDs in use and allowed.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PidsPart {
+    /// Zombies on the host.
+    pub zombies: u32,
+    /// Processes on the host.
+    pub processes: u32,
+    /// /proc/sys/kernel/pid_max.
+    pub pid_max: Option<u32>,
+    /// The cgroup with a pids limit that a zombie's parent is closest to, e.g. "/docker/3f2a: 98 of 100".
+    pub cgroup: Option<String>,
+}
+
+/// Something that could not be seen.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct LimitPart {
+    /// What is missing.
+    pub missing: String,
+    /// Which conclusions that voids.
+    pub voids: String,
+}

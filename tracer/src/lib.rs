@@ -1,0 +1,19 @@
+//! `outlive` says exactly why GPU memory outlived its owner. This page is the map; read the modules in this order
+//! and you have followed one event from hook to sentence.
+//!
+//! 1. [`source`]: where events come from. `source::kernel` loads the eBPF programs and drains the ring and the
+//!    iterators; `source::procfs`, `source::nvml`, `source::kmsg` read what the kernel and NVML say; I/O lives only here.
+//! 2. [`event`]: the one currency.
+//! 3. [`trace`]: events to a file and back.
+//! 4. [`world`]: the fold. `World::apply(&Event)` is the only way in.
+//! 5. [`cause`]: one file per cause; each looks at a case and says whether it is the answer.
+//! 6. [`explanation`]: the answer types; [`report`]: text, JSON, timelines.
+//!
+//! `command` holds one file per subcommand and is the only place that prints.
+//!
+//! **Invariants.** `event`, `world`, `cause`, `explanation`, `snapshot` and `report` see no clock, file, syscall,
+//! aya or NVML, and print in a fixed order: the same events give the same bytes, live or from a file.
+
+pub mod event;
+pub mod explanation;
+pub mod snapshot;
