@@ -14,6 +14,11 @@
 //! **Invariants.** `event`, `world`, `cause`, `explanation`, `snapshot` and `report` see no clock, file, syscall,
 //! aya or NVML, and print in a fixed order: the same events give the same bytes, live or from a file.
 
+pub mod cause;
 pub mod event;
 pub mod explanation;
 pub mod snapshot;
+#[cfg(test)]
+mod story;
+pub mod timeline;
+pub mod world;

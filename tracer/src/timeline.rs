@@ -1,0 +1,1 @@
+//! Exit timelines (see [`crate::world`]).

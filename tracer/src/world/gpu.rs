@@ -1,0 +1,117 @@
+//! One GPU as NVML shows it: memory over time and process lists.
+//!
+//! Always true: bounded. Samples are kept as points of change, so that a flat line costs nothing.
+
+use crate::event::{BootNs, GpuProcess, GpuUse};
+use std::collections::{BTreeMap, VecDeque};
+
+/// Points of change kept.
+pub const SAMPLES_KEPT: usize = 64;
+/// A fall that is younger than this is still going on.
+pub const FALLING_NS: u64 = 3_000_000_000;
+
+/// Memory at one time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Memory {
+    /// Total bytes.
+    pub total: u64,
+    /// Used by clients.
+    pub used: u64,
+    /// Driver's reserve.
+    pub reserved: Option<u64>,
+}
+
+/// One line of a process list, and since when it is there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Line {
+    /// Bytes that NVML charges.
+    pub bytes: Option<u64>,
+    /// Name, when NVML knew one.
+    pub name: Option<String>,
+    /// First list that had it.
+    pub first_seen: BootNs,
+}
+
+/// One GPU.
+#[derive(Clone, Debug, Default)]
+pub struct Gpu {
+    /// UUID.
+    pub uuid: String,
+    /// Product.
+    pub name: String,
+    /// Minor number of /dev/nvidiaN.
+    pub minor: Option<u32>,
+    /// PCI address.
+    pub pci: Option<String>,
+    /// Latest memory.
+    pub memory: Option<Memory>,
+    /// When it was last sampled, changed or not.
+    pub sampled_at: BootNs,
+    /// Used bytes at points of change, oldest first.
+    pub samples: VecDeque<(BootNs, u64)>,
+    /// Process lists by PID and list.
+    pub lines: BTreeMap<(u32, GpuUse), Line>,
+    /// When the lists were last received; absent when never.
+    pub listed_at: Option<BootNs>,
+}
+
+impl Gpu {
+    /// Takes a sample.
+    pub fn sample(&mut self, at: BootNs, memory: Memory) {
+        self.sampled_at = self.sampled_at.max(at);
+        self.memory = Some(memory);
+        if self.samples.back().is_none_or(|(_, used)| *used != memory.used) {
+            if self.samples.len() == SAMPLES_KEPT {
+                self.samples.pop_front();
+            }
+            self.samples.push_back((at, memory.used));
+        }
+    }
+
+    /// Takes whole lists; returns the PIDs that were charged before and no longer are.
+    pub fn list(&mut self, at: BootNs, list: &[GpuProcess]) -> Vec<(u32, BootNs)> {
+        let old = std::mem::take(&mut self.lines);
+        for line in list {
+            let first_seen = old.get(&(line.pid, line.usage)).map_or(at, |known| known.first_seen);
+            let entry = Line { bytes: line.bytes, name: line.name.clone(), first_seen };
+            self.lines.insert((line.pid, line.usage), entry);
+        }
+        self.listed_at = Some(at);
+        old.iter().filter(|((pid, _), _)| self.of_pid(*pid).next().is_none()).map(|((pid, _), l)| (*pid, l.first_seen)).collect()
+    }
+
+    /// The lines of one PID.
+    pub fn of_pid(&self, pid: u32) -> impl Iterator<Item = &Line> {
+        self.lines.range((pid, GpuUse::Compute)..=(pid, GpuUse::Mps)).map(|(_, line)| line)
+    }
+
+    /// Bytes charged to a PID; `None` when it is not listed, `Some(None)` when it is but NVML does not say how much.
+    #[must_use]
+    pub fn charged(&self, pid: u32) -> Option<Option<u64>> {
+        // A process may be in several lists with the same memory: the largest figure is the whole.
+        self.of_pid(pid).map(|line| line.bytes).reduce(Option::max)
+    }
+
+    /// Used memory fell, and the fall is younger than [`FALLING_NS`]: from how much, since when.
+    #[must_use]
+    pub fn falling(&self, now: BootNs) -> Option<(BootNs, u64)> {
+        let (last_at, last) = *self.samples.back()?;
+        if now.saturating_sub(last_at) > FALLING_NS {
+            return None;
+        }
+        let mut top = (last_at, last);
+        for &(at, used) in self.samples.iter().rev().skip(1) {
+            if used < top.1 {
+                break;
+            }
+            top = (at, used);
+        }
+        (top.1 > last).then_some(top)
+    }
+
+    /// Used memory has not changed between two samples for at least this long.
+    #[must_use]
+    pub fn flat_for(&self) -> u64 {
+        self.samples.back().map_or(0, |(at, _)| self.sampled_at.saturating_sub(*at))
+    }
+}
