@@ -16,4 +16,5 @@
 
 pub mod event;
 pub mod explanation;
+pub mod report;
 pub mod snapshot;
