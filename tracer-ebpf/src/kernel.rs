@@ -6,11 +6,13 @@
 //! call and cannot fault; a failed read is zero and counted.
 #![expect(unsafe_code, reason = "reads kernel memory, which the verifier or a helper makes safe")]
 
+use core::ffi::c_long;
+
 use aya_ebpf::{
     bindings::pt_regs,
     cty::c_void,
     helpers::generated::{
-        bpf_get_current_task_btf, bpf_probe_read_kernel, bpf_probe_read_kernel_str, bpf_probe_read_user, bpf_task_pt_regs,
+        bpf_get_current_task_btf, bpf_loop, bpf_probe_read_kernel, bpf_probe_read_kernel_str, bpf_probe_read_user, bpf_task_pt_regs,
     },
 };
 use outlive_ebpf::{limits::Lost, offsets::Offsets};
@@ -157,11 +159,6 @@ impl Typed {
     pub(crate) const fn from_context(pointer: *const u8) -> Typed {
         Typed(pointer)
     }
-    /// The same object, for a place that the verifier cannot type (a variable index).
-    #[inline(always)]
-    pub(crate) fn raw(self) -> Raw {
-        Raw(self.0 as u64)
-    }
     /// The pointer itself.
     #[inline(always)]
     pub(crate) const fn pointer(self) -> *const u8 {
@@ -209,6 +206,24 @@ impl Registers {
     pub(crate) fn is_32_bit(self) -> bool {
         self.0.get::<u16>(core::mem::offset_of!(pt_regs, cs)) == USER32_CS
     }
+}
+
+/// Calls `step` until it returns 1, at most `limit` times. `bpf_loop` (since 5.17) and not a Rust loop: the verifier
+/// checks the body once and not once per iteration.
+#[inline(always)]
+pub(crate) fn repeat<T>(limit: u32, step: unsafe extern "C" fn(u32, *mut T) -> c_long, state: &mut T) {
+    let state = core::ptr::from_mut(state).cast();
+    // SAFETY: `step` has the signature that the helper calls, and `state` is its state.
+    unsafe { bpf_loop(limit, step as *mut c_void, state, 0) };
+}
+
+/// Makes the verifier forget what it knows of a loop's first state, by copying it onto itself. Where it knows a constant
+/// it explores each iteration on its own; where it knows nothing, one iteration stands for all.
+#[inline(always)]
+pub(crate) fn opaque<T: Copy>(state: &mut T) {
+    let place = core::ptr::from_mut(state).cast::<c_void>();
+    // SAFETY: source and destination are the same readable and writable local; any failure leaves a zeroed one.
+    unsafe { bpf_probe_read_kernel(place, size_of::<T>() as u32, place) };
 }
 
 /// An integer in the running process's memory; None (counted) when it cannot be read.

@@ -4,14 +4,16 @@
 //! recognised by their start time and dropped.
 #![expect(unsafe_code, reason = "map values are raw pointers")]
 
-use aya_ebpf::{helpers::generated::bpf_get_current_pid_tgid, macros::map, maps::HashMap};
+use core::ffi::c_long;
+
+use aya_ebpf::{helpers::generated::{bpf_get_current_pid_tgid, bpf_get_current_uid_gid}, macros::map, maps::HashMap};
 use outlive_ebpf::{
     limits::{ANCESTORS_MAX, Lost, TRACKED_MAX},
     record::{Tracked, flag},
 };
 
 use crate::{
-    kernel::{Memory, Typed},
+    kernel::{Memory, Typed, repeat},
     ring,
     task::{PF_KTHREAD, Task, introduce},
 };
@@ -31,6 +33,14 @@ pub(crate) struct Current {
     pub(crate) tgid: u32,
     /// It uses GPU files or descends from a process that does.
     pub(crate) gpu_user: bool,
+}
+
+impl Current {
+    /// [`flag::GPU_USER`] or 0.
+    #[inline(always)]
+    pub(crate) const fn flags(self) -> u32 {
+        if self.gpu_user { flag::GPU_USER } else { 0 }
+    }
 }
 
 /// The running process, if it is followed. Costs one lookup when it is not.
@@ -58,12 +68,6 @@ pub(crate) fn flags_of<M: Memory>(task: Task<M>) -> Option<u32> {
     if is_stale(entry, task.leader().started()) { None } else { Some(entry.flags) }
 }
 
-/// Is any process with this number followed?
-#[inline(always)]
-pub(crate) fn has(tgid: u32) -> bool {
-    get(tgid).is_some()
-}
-
 /// Follows `tgid` as a user of GPU files because it was forked from one.
 #[inline(always)]
 pub(crate) fn descend(tgid: u32, start: u64) {
@@ -89,12 +93,19 @@ fn become_user(task: *const u8) {
     }
     introduce(leader.0.pointer(), flag::GPU_USER);
     let mut ancestor = leader.parent().leader();
-    for _ in 0..ANCESTORS_MAX {
-        if !ancestor_of_user(ancestor) {
-            break;
-        }
-        ancestor = ancestor.parent().leader();
+    repeat(ANCESTORS_MAX, ancestor_step, &mut ancestor);
+}
+
+/// Follows one ancestor; its parent is next. Returns 1 to stop.
+unsafe extern "C" fn ancestor_step(_index: u32, ancestor: *mut Task<Typed>) -> c_long {
+    // SAFETY: the state that `become_user` passed, which outlives the loop.
+    let ancestor = unsafe { &mut *ancestor };
+    let leader = *ancestor;
+    if !ancestor_of_user(leader) {
+        return 1;
     }
+    *ancestor = leader.parent().leader();
+    0
 }
 
 /// Follows `leader`'s process as an ancestor; false when the chain ends with it.
@@ -110,7 +121,7 @@ pub(crate) fn ancestor_of_user(leader: Task<Typed>) -> bool {
     true
 }
 
-/// Forgets the process that started at `start`.
+/// Forgets the process with this number.
 #[inline(always)]
 pub(crate) fn forget(tgid: u32) {
     let _absent = TRACKED.remove(tgid);
@@ -123,8 +134,16 @@ pub(crate) fn current_tgid() -> u32 {
     (unsafe { bpf_get_current_pid_tgid() } >> 32) as u32
 }
 
+/// Real user id of the running thread, in the initial user namespace.
 #[inline(always)]
-fn get(tgid: u32) -> Option<Tracked> {
+pub(crate) fn current_uid() -> u32 {
+    // SAFETY: takes nothing, always answers.
+    (unsafe { bpf_get_current_uid_gid() }) as u32
+}
+
+/// The entry of whatever process has, or had, this number. Compare its start time.
+#[inline(always)]
+pub(crate) fn get(tgid: u32) -> Option<Tracked> {
     // SAFETY: the slot stays mapped while the program runs; a concurrent removal can at worst leave another process's
     // entry in it, which its start time tells.
     unsafe { TRACKED.get(tgid) }.copied()

@@ -5,36 +5,21 @@
 use aya_ebpf::{macros::tracepoint, programs::TracePointContext};
 use outlive_ebpf::record::Kind;
 
-use super::returned;
-use crate::{files, task::Task, tracked};
+use super::acquired;
 
 #[tracepoint]
 pub(crate) fn sys_exit_open(ctx: TracePointContext) -> u32 {
-    opened(&ctx)
+    acquired(&ctx, Kind::Open)
 }
 #[tracepoint]
 pub(crate) fn sys_exit_openat(ctx: TracePointContext) -> u32 {
-    opened(&ctx)
+    acquired(&ctx, Kind::Open)
 }
 #[tracepoint]
 pub(crate) fn sys_exit_openat2(ctx: TracePointContext) -> u32 {
-    opened(&ctx)
+    acquired(&ctx, Kind::Open)
 }
 #[tracepoint]
 pub(crate) fn sys_exit_creat(ctx: TracePointContext) -> u32 {
-    opened(&ctx)
-}
-
-#[inline(always)]
-fn opened(ctx: &TracePointContext) -> u32 {
-    let fd = returned(ctx);
-    if fd < 0 {
-        return 0;
-    }
-    let task = Task::current();
-    if let Some((file, dev)) = files::nvidia_at(task, fd as u32) {
-        tracked::adopt(task);
-        files::send(Kind::Open, task, fd as i32, file, dev, 0);
-    }
-    0
+    acquired(&ctx, Kind::Open)
 }
