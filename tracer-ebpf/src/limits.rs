@@ -2,6 +2,9 @@
 
 /// Bytes of the event ring. A power of two and a multiple of the page size.
 pub const RING_BYTES: u32 = 8 << 20;
+/// Bytes that wait in the ring before the kernel wakes the reader. Below that nobody is woken (a wake-up costs more
+/// than all the rest of an event), so the reader also drains on a timer.
+pub const RING_WAKE_BYTES: u32 = RING_BYTES / 8;
 /// Processes that can be tracked at one time (GPU users, their descendants, their ancestors).
 pub const TRACKED_MAX: u32 = 65_536;
 /// NVIDIA device numbers that can be watched.
@@ -13,7 +16,9 @@ pub const SCM_FDS_MAX: u32 = 253;
 /// Control messages looked at in one msghdr.
 pub const CMSGS_MAX: u32 = 8;
 /// Messages looked at in one unix socket's receive queue.
-pub const QUEUE_MAX: u32 = 64;
+pub const QUEUE_MAX: u32 = 1_024;
+/// Steps (messages, control messages and descriptors together) that one walk over a queue or a msghdr takes.
+pub const WALK_STEPS_MAX: u32 = 8_192;
 /// Length of `task_struct.comm` (TASK_COMM_LEN, include/linux/sched.h).
 pub const COMM_LEN: usize = 16;
 /// Bytes of a path that an exec record carries.

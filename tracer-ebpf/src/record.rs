@@ -17,6 +17,19 @@ pub struct Proc {
     pub start: u64,
 }
 
+/// Value of the `TRACKED` map, whose key is a tgid: a process that is followed.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tracked {
+    /// `group_leader->start_boottime`; 0 matches any (PID 1, put in before anything was read). Another start: the PID was
+    /// recycled and the entry is stale.
+    pub start: u64,
+    /// [`flag::GPU_USER`], or 0 for an ancestor.
+    pub flags: u32,
+    /// Explicit padding.
+    pub pad: u32,
+}
+
 /// First part of every record.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -73,7 +86,7 @@ pub enum Kind {
     Exit = 4,
     /// [`Free`]: the reaped leader's task_struct is freed.
     Free = 5,
-    /// [`Signal`] generated.
+    /// [`Signal`] generated. SIGCHLD here always means that `sender` has just become a zombie and `who` was told.
     SignalGenerate = 6,
     /// [`Signal`] delivered.
     SignalDeliver = 7,
@@ -93,7 +106,7 @@ pub enum Kind {
     Received = 14,
     /// [`File`]: a descriptor arrived through pidfd_getfd.
     Stolen = 15,
-    /// [`Exec`]-less marker that a tracked process changed descriptors in a way that only a scan can follow (close_range, ...).
+    /// Only a [`Header`]: a tracked process changed descriptors in a way that only a scan can follow (close_range).
     FilesChanged = 16,
     /// [`Xid`].
     Xid = 17,
@@ -310,6 +323,7 @@ pub struct Xid {
 
 const _: () = {
     use core::mem::{align_of, offset_of, size_of};
+    assert!(size_of::<Tracked>() == 16 && offset_of!(Tracked, flags) == 8);
     assert!(size_of::<Proc>() == 16 && align_of::<Proc>() == 8);
     assert!(size_of::<Header>() == 48 && offset_of!(Header, who) == 16 && offset_of!(Header, comm) == 32);
     assert!(size_of::<Task>() == 48 + 32 + 24 + 48);

@@ -18,3 +18,5 @@ pub mod event;
 pub mod explanation;
 pub mod report;
 pub mod snapshot;
+pub mod source;
+pub mod sys;

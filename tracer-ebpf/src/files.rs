@@ -1,0 +1,183 @@
+//! From a descriptor to its open file description, and whether that is an NVIDIA file.
+//!
+//! An NVIDIA file is a character device whose number is in `DEVICES`, and not opened with O_PATH, which holds nothing.
+#![expect(unsafe_code, reason = "map values are raw pointers")]
+
+use aya_ebpf::{macros::map, maps::HashMap};
+use outlive_ebpf::{
+    limits::DEVICES_MAX,
+    record::{self, Kind, flag},
+};
+
+use crate::{
+    kernel::{Memory, Raw, Typed, offset},
+    ring,
+    task::Task,
+};
+
+#[map]
+static DEVICES: HashMap<u32, u32> = HashMap::with_max_entries(DEVICES_MAX, 0);
+
+/// `FMODE_PATH` (include/linux/fs.h).
+const FMODE_PATH: u32 = 1 << 14;
+/// `O_CLOEXEC` (include/uapi/asm-generic/fcntl.h).
+const O_CLOEXEC: u32 = 0o2_000_000;
+/// Type bits of `i_mode` (include/uapi/linux/stat.h).
+const S_IFMT: u16 = 0o170_000;
+const S_IFCHR: u16 = 0o020_000;
+const S_IFSOCK: u16 = 0o140_000;
+/// `AF_UNIX` (include/linux/socket.h).
+const AF_UNIX: u16 = 1;
+
+/// A `struct file`.
+#[derive(Clone, Copy)]
+pub(crate) struct File<M>(pub(crate) M);
+
+/// What a file is, as far as that matters.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Is {
+    /// An NVIDIA device, with its number.
+    Nvidia(u32),
+    /// A socket.
+    Socket,
+    /// Anything else.
+    Other,
+}
+
+impl<M: Memory> File<M> {
+    /// What it is.
+    #[inline(always)]
+    pub(crate) fn is(self) -> Is {
+        let inode = self.0.follow(offset!(file_inode));
+        let kind = inode.get::<u16>(offset!(inode_mode)) & S_IFMT;
+        if kind == S_IFSOCK {
+            return Is::Socket;
+        }
+        if kind != S_IFCHR {
+            return Is::Other;
+        }
+        let dev = inode.get::<u32>(offset!(inode_rdev));
+        // SAFETY: only the presence of the key is used.
+        if unsafe { DEVICES.get(dev) }.is_none() || self.0.get::<u32>(offset!(file_mode)) & FMODE_PATH != 0 {
+            return Is::Other;
+        }
+        Is::Nvidia(dev)
+    }
+    /// Its device number when it is an NVIDIA file.
+    #[inline(always)]
+    pub(crate) fn nvidia(self) -> Option<u32> {
+        match self.is() {
+            Is::Nvidia(dev) => Some(dev),
+            Is::Socket | Is::Other => None,
+        }
+    }
+    /// Is it a socket?
+    #[inline(always)]
+    pub(crate) fn is_socket(self) -> bool {
+        self.0.follow(offset!(file_inode)).get::<u16>(offset!(inode_mode)) & S_IFMT == S_IFSOCK
+    }
+    /// Inode number.
+    #[inline(always)]
+    pub(crate) fn ino(self) -> u64 {
+        self.0.follow(offset!(file_inode)).get(offset!(inode_ino))
+    }
+    /// Address of its operations.
+    #[inline(always)]
+    pub(crate) fn operations(self) -> u64 {
+        self.0.follow(offset!(file_op)).address()
+    }
+    /// Its `struct sock`, when it is a unix socket. Only for sockets.
+    #[inline(always)]
+    pub(crate) fn unix_sock(self) -> Option<Raw> {
+        let socket: Raw = Raw(self.0.get(offset!(file_private_data)));
+        let sock = socket.follow(offset!(socket_sk));
+        (sock.address() != 0 && sock.get::<u16>(offset!(sock_family)) == AF_UNIX).then_some(sock)
+    }
+    /// Address of the opener's credentials.
+    #[inline(always)]
+    fn cred(self) -> u64 {
+        self.0.follow(offset!(file_cred)).address()
+    }
+    /// [`flag::OPENED_CLOEXEC`] when it was opened with O_CLOEXEC.
+    #[inline(always)]
+    fn opened_flag(self) -> u32 {
+        if self.0.get::<u32>(offset!(file_flags)) & O_CLOEXEC != 0 { flag::OPENED_CLOEXEC } else { 0 }
+    }
+}
+
+/// The descriptor table of a thread.
+#[derive(Clone, Copy)]
+pub(crate) struct Table {
+    files: Typed,
+    table: Typed,
+}
+
+impl Table {
+    /// Of `task`; None once its files are gone.
+    #[inline(always)]
+    pub(crate) fn of(task: Task<Typed>) -> Option<Table> {
+        let files = task.files();
+        (files.address() != 0).then(|| Table { files, table: files.follow(offset!(files_fdt)) })
+    }
+    /// The file at `fd`.
+    #[inline(always)]
+    pub(crate) fn file(self, fd: u32) -> Option<File<Raw>> {
+        if fd >= self.table.get::<u32>(offset!(fdtable_max_fds)) {
+            return None;
+        }
+        let slots = Raw(self.table.get(offset!(fdtable_fd)));
+        let file = slots.follow(fd as usize * 8);
+        (file.address() != 0).then_some(File(file))
+    }
+    /// [`flag::CLOEXEC`] when the descriptor is close-on-exec.
+    #[inline(always)]
+    fn cloexec_flag(self, fd: u32) -> u32 {
+        let bits = Raw(self.table.get(offset!(fdtable_close_on_exec)));
+        let word: u64 = bits.get((fd / 64) as usize * 8);
+        if word >> (fd % 64) & 1 != 0 { flag::CLOEXEC } else { 0 }
+    }
+}
+
+/// The NVIDIA file at a descriptor of `task`.
+#[inline(always)]
+pub(crate) fn nvidia_at(task: Task<Typed>, fd: u32) -> Option<(File<Raw>, u32)> {
+    let file = Table::of(task)?.file(fd)?;
+    Some((file, file.nvidia()?))
+}
+
+/// The record of one NVIDIA (or, for scans, other) file at a descriptor of `task`. `at` is zero.
+#[inline(always)]
+pub(crate) fn describe<M: Memory>(kind: Kind, task: Task<Typed>, fd: i32, file: File<M>, dev: u32) -> record::File {
+    let mut flags = file.opened_flag();
+    let mut files = 0;
+    if let Some(table) = Table::of(task) {
+        files = table.files.address();
+        if fd >= 0 {
+            flags |= table.cloexec_flag(fd as u32);
+        }
+        if files == task.leader().files().address() {
+            flags |= flag::SHARED_FILES;
+        }
+    }
+    let header = record::Header {
+        kind: kind as u16,
+        size: size_of::<record::File>() as u16,
+        flags,
+        at: 0,
+        who: task.thread(),
+        comm: task.comm(),
+    };
+    record::File { header, file: file.0.address(), cred: file.cred(), files, socket: 0, fd, dev }
+}
+
+/// Sends one event about an NVIDIA file of the running process.
+#[inline(always)]
+pub(crate) fn send(kind: Kind, task: Task<Typed>, fd: i32, file: File<Raw>, dev: u32, socket: u64) {
+    ring::send::<record::File>(|entry| {
+        let mut record = describe(kind, task, fd, file, dev);
+        record.header.at = ring::now();
+        record.header.flags |= flag::GPU_USER;
+        record.socket = socket;
+        entry.write(record);
+    });
+}

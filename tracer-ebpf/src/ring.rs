@@ -1,0 +1,56 @@
+//! The event ring: the only reserve and submit, and the count of what was lost.
+#![expect(unsafe_code, reason = "maps and reserved ring memory are raw pointers")]
+
+use core::mem::MaybeUninit;
+
+use aya_ebpf::{
+    bindings::{BPF_RB_AVAIL_DATA, BPF_RB_FORCE_WAKEUP, BPF_RB_NO_WAKEUP},
+    helpers::generated::bpf_ktime_get_boot_ns,
+    macros::map,
+    maps::{PerCpuArray, RingBuf},
+};
+use outlive_ebpf::{
+    limits::{LOST_CAUSES, Lost, RING_BYTES, RING_WAKE_BYTES},
+    record::{Header, Kind, Proc},
+};
+
+#[map]
+static EVENTS: RingBuf = RingBuf::with_byte_size(RING_BYTES, 0);
+#[map]
+static LOST: PerCpuArray<u64> = PerCpuArray::with_max_entries(LOST_CAUSES, 0);
+
+/// Counts one loss. Never inlined: it is rare, and the programs stay small.
+#[inline(never)]
+pub(crate) fn count(cause: Lost) {
+    if let Some(counter) = LOST.get_ptr_mut(cause as u32) {
+        // SAFETY: this CPU's slot, which lives as long as the program. A program that interrupts this one just here
+        // can cost one count, never the fact that something was lost.
+        unsafe { *counter = (*counter).wrapping_add(1) };
+    }
+}
+
+/// Now, ns of CLOCK_BOOTTIME.
+#[inline(always)]
+pub(crate) fn now() -> u64 {
+    // SAFETY: takes nothing, always answers.
+    unsafe { bpf_ktime_get_boot_ns() }
+}
+
+/// The header of a record of type `T`, stamped now.
+#[inline(always)]
+pub(crate) fn header<T>(kind: Kind, flags: u32, who: Proc, comm: [u8; 16]) -> Header {
+    Header { kind: kind as u16, size: size_of::<T>() as u16, flags, at: now(), who, comm }
+}
+
+/// Puts one record on the ring; `fill` writes every byte of it. Counts the loss when the ring is full.
+#[inline(always)]
+pub(crate) fn send<T: 'static>(fill: impl FnOnce(&mut MaybeUninit<T>)) {
+    let Some(mut entry) = EVENTS.reserve::<T>(0) else {
+        count(Lost::RingFull);
+        return;
+    };
+    fill(&mut entry);
+    let waiting = EVENTS.query(u64::from(BPF_RB_AVAIL_DATA));
+    let wake = if waiting >= u64::from(RING_WAKE_BYTES) { BPF_RB_FORCE_WAKEUP } else { BPF_RB_NO_WAKEUP };
+    entry.submit(u64::from(wake));
+}

@@ -1,0 +1,3 @@
+//! The kernel's view.
+pub mod btf;
+pub mod decode;
