@@ -17,3 +17,5 @@
 pub mod event;
 pub mod explanation;
 pub mod snapshot;
+pub mod source;
+pub mod trace;
