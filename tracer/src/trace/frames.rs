@@ -100,9 +100,13 @@ impl Frames {
     fn decode(&mut self, out: &mut Vec<u8>) -> io::Result<Step> {
         loop {
             if self.pos == self.input.len() && self.fill()? == 0 {
+                if self.read > self.frame {
+                    // Torn, or a damaged length made this frame swallow those behind it.
+                    out.clear();
+                    return self.resync();
+                }
                 self.ended = true;
-                let torn = self.read - self.frame;
-                return Ok(if torn == 0 { Step::End } else { Step::Torn(torn) });
+                return Ok(Step::End);
             }
             if out.len() == out.capacity() {
                 if out.len() >= HOLD_MAX {
