@@ -20,3 +20,4 @@ pub mod report;
 pub mod snapshot;
 pub mod source;
 pub mod sys;
+pub mod trace;
