@@ -84,7 +84,11 @@ impl Frames {
         if self.ended {
             return Ok(Step::End);
         }
-        if self.decoder.is_some() { self.decode(out) } else { self.pass(out) }
+        if self.decoder.is_some() {
+            self.decode(out)
+        } else {
+            self.pass(out)
+        }
     }
 
     fn pass(&mut self, out: &mut Vec<u8>) -> io::Result<Step> {
@@ -140,7 +144,11 @@ impl Frames {
         let (consumed, produced) = (input.pos(), output.pos() - filled);
         self.pos += consumed;
         // A decoder that has input and room and does nothing would loop for ever.
-        if hint != 0 && consumed == 0 && produced == 0 { None } else { Some(hint) }
+        if hint != 0 && consumed == 0 && produced == 0 {
+            None
+        } else {
+            Some(hint)
+        }
     }
 
     /// Goes to the next place after the start of the damaged frame where a frame begins.
@@ -152,7 +160,10 @@ impl Frames {
         let start = self.frame;
         self.go_to(start + 1)?;
         loop {
-            if let Some(at) = self.input[self.pos..].windows(MAGIC.len()).position(|w| w == MAGIC) {
+            if let Some(at) = self.input[self.pos..]
+                .windows(MAGIC.len())
+                .position(|w| w == MAGIC)
+            {
                 self.pos += at;
                 self.frame = self.offset();
                 if self.damaged > DAMAGED_MAX {
@@ -216,5 +227,6 @@ impl Frames {
 
 /// A zstd frame, or a skippable one (RFC 8878, 3.1).
 fn is_zstd(head: &[u8]) -> bool {
-    head.starts_with(&MAGIC) || (head.len() >= 4 && head[0] & 0xf0 == 0x50 && head[1..4] == [0x2a, 0x4d, 0x18])
+    head.starts_with(&MAGIC)
+        || (head.len() >= 4 && head[0] & 0xf0 == 0x50 && head[1..4] == [0x2a, 0x4d, 0x18])
 }

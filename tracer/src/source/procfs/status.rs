@@ -37,8 +37,18 @@ impl Status {
                 "State" => status.state = value.chars().take(1).collect(),
                 "TracerPid" => status.tracer = number(),
                 "Threads" => status.threads = number(),
-                "Uid" => status.uid = value.split_ascii_whitespace().next().and_then(|uid| uid.parse().ok()),
-                "NSpid" => status.ns_pid = value.split_ascii_whitespace().next_back().and_then(|pid| pid.parse().ok()),
+                "Uid" => {
+                    status.uid = value
+                        .split_ascii_whitespace()
+                        .next()
+                        .and_then(|uid| uid.parse().ok())
+                }
+                "NSpid" => {
+                    status.ns_pid = value
+                        .split_ascii_whitespace()
+                        .next_back()
+                        .and_then(|pid| pid.parse().ok())
+                }
                 "SigPnd" | "ShdPnd" => status.pending |= mask(),
                 "SigBlk" => status.blocked = mask(),
                 "SigIgn" => status.ignored = mask(),
