@@ -343,4 +343,13 @@ mod tests {
                 .unwrap(),
         }
     }
+
+    proptest::proptest! {
+        #[test]
+        fn any_record_is_read_without_a_panic(text in ".*", tail in ".*") {
+            for text in [text, format!("4,1,1,-;NVRM: Xid ({tail}"), format!("4,1,1,-;NVRM: Xid (PCI:0): 1, pid={tail}")] {
+                let _ = Record::parse(&text).and_then(|record| record.xid(1));
+            }
+        }
+    }
 }

@@ -14,7 +14,7 @@ use serde::de::IgnoredAny;
 
 use super::frames::{Frames, Step};
 use super::{LINE_MAX, names};
-use crate::event::{Event, What};
+use crate::event::{Event, Header, What};
 
 /// Malformed lines that are described one by one; the rest is only counted.
 const DESCRIBED_MAX: usize = 8;
@@ -53,6 +53,12 @@ pub enum Error {
         path: PathBuf,
         /// The schema that its header names.
         schema: String,
+    },
+    /// Its clock and tokens mean something else than those of the files before it.
+    #[error("{} was recorded after a reboot or on another host than the files before it: read it on its own", path.display())]
+    OtherBoot {
+        /// The file.
+        path: PathBuf,
     },
 }
 
@@ -155,6 +161,8 @@ pub struct Reader {
     begun: bool,
     /// An event of any file was returned.
     begun_any: bool,
+    /// The boot that the files are from, once a header has told.
+    boot: String,
     done: bool,
     problems: Problems,
 }
@@ -201,6 +209,7 @@ impl Reader {
             number: 0,
             begun: false,
             begun_any: false,
+            boot: String::new(),
             done: false,
             problems: Problems::default(),
         })
@@ -276,13 +285,26 @@ impl Reader {
             self.problems.headless.push(self.path.clone());
         }
         self.begun_any = true;
-        match &event.what {
-            What::Header(header) if !readable(&header.schema) => Err(Error::Schema {
-                path: self.path.clone(),
-                schema: bounded(&header.schema),
-            }),
-            _ => Ok(event),
+        if let What::Header(header) = &event.what {
+            self.check(header)?;
         }
+        Ok(event)
+    }
+
+    fn check(&mut self, header: &Header) -> Result<(), Error> {
+        let path = || self.path.clone();
+        if !readable(&header.schema) {
+            return Err(Error::Schema {
+                path: path(),
+                schema: bounded(&header.schema),
+            });
+        }
+        if self.boot.is_empty() {
+            self.boot.clone_from(&header.boot_id);
+        } else if self.boot != header.boot_id {
+            return Err(Error::OtherBoot { path: path() });
+        }
+        Ok(())
     }
 
     /// Tells an event of an unknown kind from a line that is no event.

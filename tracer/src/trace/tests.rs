@@ -354,6 +354,57 @@ fn rotation_numbers_the_files_keeps_the_newest_and_touches_no_others() {
 }
 
 #[test]
+fn files_of_two_boots_are_not_read_as_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |number: u64, boot: &str| {
+        let Event {
+            at,
+            what: What::Header(mut header),
+        } = header()
+        else {
+            panic!("not a header")
+        };
+        header.boot_id = boot.to_owned();
+        let path = super::names::numbered(&folder.path().join("out.jsonl.zst"), number);
+        let header = Event {
+            at,
+            what: What::Header(header),
+        };
+        Writer::create(&path, Options::default(), &[header])
+            .unwrap()
+            .finish()
+            .unwrap();
+    };
+    file(1, "a");
+    file(2, "a");
+    file(3, "b");
+    let read: Vec<_> = Reader::open(&folder.path().join("out.jsonl.zst"))
+        .unwrap()
+        .collect();
+    assert!(
+        matches!(&read[..], [Ok(_), Ok(_), Err(ReadError::OtherBoot { path })] if path.ends_with("out.000003.jsonl.zst"))
+    );
+}
+
+#[test]
+fn zstdcat_reads_what_is_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let events = exit_storm(50);
+    let path = written(folder.path(), &events);
+    let Ok(output) = std::process::Command::new("zstdcat").arg(&path).output() else {
+        std::io::Write::write_all(&mut std::io::stderr(), b"SKIPPED: there is no zstdcat\n")
+            .unwrap();
+        return;
+    };
+    let lines = String::from_utf8(output.stdout).unwrap();
+    let parsed: Vec<Event> = lines
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    assert_eq!(parsed, events);
+}
+
+#[test]
 fn a_full_disk_loses_nothing_silently_and_recording_goes_on() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("t.jsonl.zst");

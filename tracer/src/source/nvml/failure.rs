@@ -57,6 +57,14 @@ pub(super) fn gpu(error: &NvmlError, gpu: u32, question: &str) -> (String, Strin
     (missing, format!("{VOIDS}, on GPU {gpu}"))
 }
 
+/// NVML no longer lists a GPU.
+pub(super) fn gone(gpu: u32) -> (String, String) {
+    let missing = format!(
+        "NVML no longer lists GPU {gpu}: it was removed or has fallen off the bus; see dmesg"
+    );
+    (missing, format!("{VOIDS}, on GPU {gpu}"))
+}
+
 /// A call hangs.
 pub(super) fn unanswered(call: &str, since: Duration) -> (String, String) {
     let missing = format!(

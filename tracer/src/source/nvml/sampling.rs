@@ -206,6 +206,10 @@ fn sample(
             }
         }
     }
+    for gpu in known.gpus.keys().filter(|gpu| **gpu >= count) {
+        complete = false;
+        out.limit(failure::gone(*gpu));
+    }
     if complete {
         out.said.clear();
     }

@@ -280,4 +280,13 @@ mod tests {
             assert_eq!(of(path), None, "{path}");
         }
     }
+
+    proptest::proptest! {
+        #[test]
+        fn any_path_is_read_without_a_panic(path in "(/|pod|-|:|lxc|job_|step_|slurm|kubepods|docker|\\.slice|[0-9a-f]{12}|.){0,20}") {
+            if let Some(found) = of(&path) {
+                proptest::prop_assert!(found.id.len() <= ID_MAX);
+            }
+        }
+    }
 }

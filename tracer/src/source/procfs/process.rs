@@ -125,6 +125,8 @@ impl Proc {
             Some(task) if leader_exited => self.status(pid, task.tid),
             _ => status.clone(),
         };
+        // Without a scan's word only its number is known.
+        let by_number = (status.tracer != 0).then_some(ProcessId(status.tracer, 0));
         let killed = (status.pending | living.pending) & KILL != 0;
         ProcessState {
             id,
@@ -133,7 +135,7 @@ impl Proc {
             leader_exited,
             exiting: live.iter().any(|task| task.flags & PF_EXITING != 0),
             dumping_core: status.dumping_core || living.dumping_core,
-            tracer: threads.iter().find_map(|task| task.tracer),
+            tracer: threads.iter().find_map(|task| task.tracer).or(by_number),
             frozen,
             pending: status.pending | living.pending,
             blocked: if leader_exited {
