@@ -24,7 +24,10 @@
 //! nvml.h describes rather than the way that drivers do. Without the variable, initialising fails as if no driver were
 //! loaded; with a file that cannot be read, as unknown error. The driver version always says that it is a double.
 
-#![expect(unsafe_code, reason = "C ABI: the caller's pointers are written through")]
+#![expect(
+    unsafe_code,
+    reason = "C ABI: the caller's pointers are written through"
+)]
 
 use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
@@ -104,7 +107,11 @@ static LAST: Mutex<Option<(Stamp, Answers)>> = Mutex::new(None);
 fn answers() -> Result<Answers, c_int> {
     let path = std::env::var_os("OUTLIVE_NVML_DOUBLE").ok_or(DRIVER_NOT_LOADED)?;
     let meta = std::fs::metadata(&path).map_err(|_| UNKNOWN)?;
-    let stamp = (meta.modified().map_err(|_| UNKNOWN)?, meta.ino(), meta.len());
+    let stamp = (
+        meta.modified().map_err(|_| UNKNOWN)?,
+        meta.ino(),
+        meta.len(),
+    );
     let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some((at, answers)) = &*last
         && *at == stamp
@@ -134,7 +141,11 @@ fn call(function: &str, answer: impl FnOnce(&Answers) -> Result<(), c_int>) -> c
 /// Handles are index + 1, so that none is null.
 fn gpu(answers: &Answers, device: *mut c_void) -> Result<(usize, &Gpu), c_int> {
     let index = (device as usize).checked_sub(1).ok_or(INVALID_ARGUMENT)?;
-    answers.gpus.get(index).map(|gpu| (index, gpu)).ok_or(INVALID_ARGUMENT)
+    answers
+        .gpus
+        .get(index)
+        .map(|gpu| (index, gpu))
+        .ok_or(INVALID_ARGUMENT)
 }
 
 /// Writes `value` where the caller asked.
@@ -187,7 +198,11 @@ extern "C" fn nvmlErrorString(_code: c_int) -> *const c_char {
 extern "C" fn nvmlSystemGetDriverVersion(version: *mut c_char, length: c_uint) -> c_int {
     call("nvmlSystemGetDriverVersion", |answers| {
         let named = answers.driver.as_deref().unwrap_or("580.0-double");
-        let honest = if named.contains("double") { named.to_owned() } else { format!("{named}-double") };
+        let honest = if named.contains("double") {
+            named.to_owned()
+        } else {
+            format!("{named}-double")
+        };
         put_text(version, length, &honest)
     })
 }
@@ -196,14 +211,25 @@ extern "C" fn nvmlSystemGetDriverVersion(version: *mut c_char, length: c_uint) -
 extern "C" fn nvmlSystemGetProcessName(pid: c_uint, name: *mut c_char, length: c_uint) -> c_int {
     call("nvmlSystemGetProcessName", |answers| {
         let mut processes = answers.gpus.iter().flat_map(|gpu| &gpu.processes);
-        let found = processes.find_map(|p| if p.pid == pid { p.name.as_deref() } else { None });
+        let found = processes.find_map(|p| {
+            if p.pid == pid {
+                p.name.as_deref()
+            } else {
+                None
+            }
+        });
         put_text(name, length, found.ok_or(NOT_FOUND)?)
     })
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetCount_v2(count: *mut c_uint) -> c_int {
-    call("nvmlDeviceGetCount_v2", |answers| put(count, c_uint::try_from(answers.gpus.len()).unwrap_or(c_uint::MAX)))
+    call("nvmlDeviceGetCount_v2", |answers| {
+        put(
+            count,
+            c_uint::try_from(answers.gpus.len()).unwrap_or(c_uint::MAX),
+        )
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -227,13 +253,23 @@ extern "C" fn nvmlDeviceGetUUID(device: *mut c_void, uuid: *mut c_char, length: 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetName(device: *mut c_void, name: *mut c_char, length: c_uint) -> c_int {
     call("nvmlDeviceGetName", |answers| {
-        put_text(name, length, gpu(answers, device)?.1.name.as_deref().unwrap_or("NVIDIA Double"))
+        put_text(
+            name,
+            length,
+            gpu(answers, device)?
+                .1
+                .name
+                .as_deref()
+                .unwrap_or("NVIDIA Double"),
+        )
     })
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetMinorNumber(device: *mut c_void, minor: *mut c_uint) -> c_int {
-    call("nvmlDeviceGetMinorNumber", |answers| put(minor, gpu(answers, device)?.1.minor))
+    call("nvmlDeviceGetMinorNumber", |answers| {
+        put(minor, gpu(answers, device)?.1.minor)
+    })
 }
 
 /// `nvmlPciInfo_t`.
@@ -260,7 +296,18 @@ extern "C" fn nvmlDeviceGetPciInfo_v3(device: *mut c_void, pci: *mut PciInfo) ->
         for (to, from) in bus_id[..31].iter_mut().zip(named.bytes()) {
             *to = c_char::from_ne_bytes([from]);
         }
-        put(pci, PciInfo { bus_id_legacy: [0; 16], domain: 0, bus, device: 0, pci_device_id: 0, pci_subsystem_id: 0, bus_id })
+        put(
+            pci,
+            PciInfo {
+                bus_id_legacy: [0; 16],
+                domain: 0,
+                bus,
+                device: 0,
+                pci_device_id: 0,
+                pci_subsystem_id: 0,
+                bus_id,
+            },
+        )
     })
 }
 
@@ -277,7 +324,14 @@ extern "C" fn nvmlDeviceGetMemoryInfo(device: *mut c_void, memory: *mut Memory) 
     call("nvmlDeviceGetMemoryInfo", |answers| {
         let gpu = gpu(answers, device)?.1;
         let used = gpu.used.saturating_add(gpu.reserved);
-        put(memory, Memory { total: gpu.total, free: gpu.total.saturating_sub(used), used })
+        put(
+            memory,
+            Memory {
+                total: gpu.total,
+                free: gpu.total.saturating_sub(used),
+                used,
+            },
+        )
     })
 }
 
@@ -297,8 +351,21 @@ extern "C" fn nvmlDeviceGetMemoryInfo_v2(device: *mut c_void, memory: *mut Memor
         let gpu = gpu(answers, device)?.1;
         let version = c_uint::try_from(size_of::<MemoryV2>()).unwrap_or(0) | 2 << 24;
         let taken = gpu.used.saturating_add(gpu.reserved);
-        let used = if answers.used_includes_reserved { taken } else { gpu.used };
-        put(memory, MemoryV2 { version, total: gpu.total, reserved: gpu.reserved, free: gpu.total.saturating_sub(taken), used })
+        let used = if answers.used_includes_reserved {
+            taken
+        } else {
+            gpu.used
+        };
+        put(
+            memory,
+            MemoryV2 {
+                version,
+                total: gpu.total,
+                reserved: gpu.reserved,
+                free: gpu.total.saturating_sub(taken),
+                used,
+            },
+        )
     })
 }
 
@@ -312,9 +379,19 @@ struct ProcessInfo {
 }
 
 /// One of the three lists, with NVML's protocol for asking how long it is.
-fn list(function: &str, usage: Use, device: *mut c_void, count: *mut c_uint, infos: *mut ProcessInfo) -> c_int {
+fn list(
+    function: &str,
+    usage: Use,
+    device: *mut c_void,
+    count: *mut c_uint,
+    infos: *mut ProcessInfo,
+) -> c_int {
     call(function, |answers| {
-        let processes = gpu(answers, device)?.1.processes.iter().filter(|p| p.usage == usage);
+        let processes = gpu(answers, device)?
+            .1
+            .processes
+            .iter()
+            .filter(|p| p.usage == usage);
         if count.is_null() {
             return Err(INVALID_ARGUMENT);
         }
@@ -327,7 +404,12 @@ fn list(function: &str, usage: Use, device: *mut c_void, count: *mut c_uint, inf
         }
         for (at, process) in processes.enumerate() {
             let used_gpu_memory = process.bytes.unwrap_or(NOT_AVAILABLE);
-            let info = ProcessInfo { pid: process.pid, used_gpu_memory, gpu_instance_id: u32::MAX, compute_instance_id: u32::MAX };
+            let info = ProcessInfo {
+                pid: process.pid,
+                used_gpu_memory,
+                gpu_instance_id: u32::MAX,
+                compute_instance_id: u32::MAX,
+            };
             // SAFETY: `at < room`, and `infos` has room for `room` elements.
             unsafe { infos.add(at).write(info) };
         }
@@ -336,18 +418,48 @@ fn list(function: &str, usage: Use, device: *mut c_void, count: *mut c_uint, inf
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn nvmlDeviceGetComputeRunningProcesses_v3(device: *mut c_void, count: *mut c_uint, infos: *mut ProcessInfo) -> c_int {
-    list("nvmlDeviceGetComputeRunningProcesses_v3", Use::Compute, device, count, infos)
+extern "C" fn nvmlDeviceGetComputeRunningProcesses_v3(
+    device: *mut c_void,
+    count: *mut c_uint,
+    infos: *mut ProcessInfo,
+) -> c_int {
+    list(
+        "nvmlDeviceGetComputeRunningProcesses_v3",
+        Use::Compute,
+        device,
+        count,
+        infos,
+    )
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn nvmlDeviceGetGraphicsRunningProcesses_v3(device: *mut c_void, count: *mut c_uint, infos: *mut ProcessInfo) -> c_int {
-    list("nvmlDeviceGetGraphicsRunningProcesses_v3", Use::Graphics, device, count, infos)
+extern "C" fn nvmlDeviceGetGraphicsRunningProcesses_v3(
+    device: *mut c_void,
+    count: *mut c_uint,
+    infos: *mut ProcessInfo,
+) -> c_int {
+    list(
+        "nvmlDeviceGetGraphicsRunningProcesses_v3",
+        Use::Graphics,
+        device,
+        count,
+        infos,
+    )
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn nvmlDeviceGetMPSComputeRunningProcesses_v3(device: *mut c_void, count: *mut c_uint, infos: *mut ProcessInfo) -> c_int {
-    list("nvmlDeviceGetMPSComputeRunningProcesses_v3", Use::Mps, device, count, infos)
+extern "C" fn nvmlDeviceGetMPSComputeRunningProcesses_v3(
+    device: *mut c_void,
+    count: *mut c_uint,
+    infos: *mut ProcessInfo,
+) -> c_int {
+    list(
+        "nvmlDeviceGetMPSComputeRunningProcesses_v3",
+        Use::Mps,
+        device,
+        count,
+        infos,
+    )
 }
 
 #[unsafe(no_mangle)]
@@ -356,12 +468,20 @@ extern "C" fn nvmlEventSetCreate(_set: *mut *mut c_void) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn nvmlDeviceRegisterEvents(_device: *mut c_void, _types: c_ulonglong, _set: *mut c_void) -> c_int {
+extern "C" fn nvmlDeviceRegisterEvents(
+    _device: *mut c_void,
+    _types: c_ulonglong,
+    _set: *mut c_void,
+) -> c_int {
     NOT_SUPPORTED
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn nvmlEventSetWait_v2(_set: *mut c_void, _data: *mut c_void, _timeout_ms: c_uint) -> c_int {
+extern "C" fn nvmlEventSetWait_v2(
+    _set: *mut c_void,
+    _data: *mut c_void,
+    _timeout_ms: c_uint,
+) -> c_int {
     NOT_SUPPORTED
 }
 

@@ -16,7 +16,10 @@ pub fn monotonic() -> u64 {
 }
 
 fn read(clock: libc::clockid_t) -> u64 {
-    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    let mut now = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
     // SAFETY: `now` is a valid timespec for the call to fill.
     let failed = unsafe { libc::clock_gettime(clock, &raw mut now) } != 0;
     if failed {

@@ -46,7 +46,12 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Options { library: None, rest: Duration::from_secs(2), fast: Duration::from_millis(3), watch_xid: false }
+        Options {
+            library: None,
+            rest: Duration::from_secs(2),
+            fast: Duration::from_millis(3),
+            watch_xid: false,
+        }
     }
 }
 
@@ -84,11 +89,16 @@ impl Sampler {
         let shared = Arc::new(Shared::default());
         shared.lock().wanted = Sampler::FIRST.0;
         if options.watch_xid {
-            let (library, sender, shared) = (options.library.clone(), sender.clone(), Arc::clone(&shared));
-            std::thread::Builder::new().name("nvml-xid".to_owned()).spawn(move || xid::run(library, &sender, &shared))?;
+            let (library, sender, shared) =
+                (options.library.clone(), sender.clone(), Arc::clone(&shared));
+            std::thread::Builder::new()
+                .name("nvml-xid".to_owned())
+                .spawn(move || xid::run(library, &sender, &shared))?;
         }
         let theirs = Arc::clone(&shared);
-        std::thread::Builder::new().name("nvml".to_owned()).spawn(move || sampling::run(&options, sender, &theirs))?;
+        std::thread::Builder::new()
+            .name("nvml".to_owned())
+            .spawn(move || sampling::run(&options, sender, &theirs))?;
         Ok(Sampler { shared, events })
     }
 
@@ -111,7 +121,10 @@ impl Sampler {
     #[must_use]
     pub fn wait(&self, ticket: Ticket, timeout: Duration) -> bool {
         let pending = |state: &mut State| state.done < ticket.0;
-        let waited = self.shared.changed.wait_timeout_while(self.shared.lock(), timeout, pending);
+        let waited = self
+            .shared
+            .changed
+            .wait_timeout_while(self.shared.lock(), timeout, pending);
         waited.unwrap_or_else(PoisonError::into_inner).0.done >= ticket.0
     }
 
@@ -190,7 +203,10 @@ impl Shared {
 
     /// Runs something that may block in NVML.
     fn call<T>(&self, name: impl Into<String>, call: impl FnOnce() -> T) -> T {
-        self.lock().call = Some(Call { name: name.into(), since: Instant::now() });
+        self.lock().call = Some(Call {
+            name: name.into(),
+            since: Instant::now(),
+        });
         let answer = call();
         let mut state = self.lock();
         state.call = None;
@@ -200,5 +216,8 @@ impl Shared {
 }
 
 fn limit((missing, voids): (String, String)) -> Event {
-    Event { at: clock::boottime(), what: What::Limit { missing, voids } }
+    Event {
+        at: clock::boottime(),
+        what: What::Limit { missing, voids },
+    }
 }

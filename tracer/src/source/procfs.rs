@@ -36,7 +36,9 @@ pub struct Proc {
 
 impl Default for Proc {
     fn default() -> Self {
-        Proc { root: PathBuf::from("/") }
+        Proc {
+            root: PathBuf::from("/"),
+        }
     }
 }
 
@@ -51,7 +53,8 @@ impl Proc {
     /// taken at its word.
     #[must_use]
     pub fn is(&self, id: ProcessId) -> bool {
-        self.start_ticks(id.tgid()).is_some_and(|ticks| id.start() == 0 || id.start() / NS_PER_TICK == ticks)
+        self.start_ticks(id.tgid())
+            .is_some_and(|ticks| id.start() == 0 || id.start() / NS_PER_TICK == ticks)
     }
 
     /// When the process that has this PID now started, in clock ticks of boottime (field 22 of /proc/PID/stat).
@@ -72,12 +75,14 @@ impl Proc {
     }
 
     fn text(&self, path: impl AsRef<Path>) -> Option<String> {
-        self.bytes(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+        self.bytes(path)
+            .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
     }
 
     /// A file of one line.
     fn line(&self, path: impl AsRef<Path>) -> Option<String> {
-        self.text(path).map(|text| bounded(text.trim(), TEXT_MAX).to_owned())
+        self.text(path)
+            .map(|text| bounded(text.trim(), TEXT_MAX).to_owned())
     }
 
     fn number<T: std::str::FromStr>(&self, path: impl AsRef<Path>) -> Option<T> {

@@ -35,9 +35,11 @@ pub(super) enum Step {
 /// Reads one file.
 pub(super) struct Frames {
     file: File,
-    input: Vec<u8>,
+    /// Bytes of the file; those at `pos..end` are not used yet.
+    input: Box<[u8]>,
     pos: usize,
-    /// Offset in the file of the end of `input`.
+    end: usize,
+    /// Offset in the file of `end`.
     read: u64,
     /// `None`: plain text.
     decoder: Option<Decoder<'static>>,
@@ -51,8 +53,9 @@ impl Frames {
     pub(super) fn open(file: File) -> io::Result<Frames> {
         let mut frames = Frames {
             file,
-            input: Vec::with_capacity(INPUT),
+            input: vec![0; INPUT].into_boxed_slice(),
             pos: 0,
+            end: 0,
             read: 0,
             decoder: None,
             frame: 0,
@@ -60,7 +63,7 @@ impl Frames {
             ended: false,
         };
         frames.fill()?;
-        if is_zstd(&frames.input) {
+        if is_zstd(frames.unused()) {
             let mut decoder = Decoder::new()?;
             decoder.set_parameter(DParameter::WindowLogMax(WINDOW_LOG_MAX))?;
             frames.decoder = Some(decoder);
@@ -70,7 +73,7 @@ impl Frames {
 
     /// The first bytes of the file.
     pub(super) fn head(&self) -> &[u8] {
-        &self.input[..self.input.len().min(64)]
+        &self.input[..self.end.min(64)]
     }
 
     /// The file is compressed, so that only whole frames count.
@@ -84,22 +87,26 @@ impl Frames {
         if self.ended {
             return Ok(Step::End);
         }
-        if self.decoder.is_some() { self.decode(out) } else { self.pass(out) }
+        if self.decoder.is_some() {
+            self.decode(out)
+        } else {
+            self.pass(out)
+        }
     }
 
     fn pass(&mut self, out: &mut Vec<u8>) -> io::Result<Step> {
-        if self.pos == self.input.len() && self.fill()? == 0 {
+        if self.pos == self.end && self.fill()? == 0 {
             self.ended = true;
             return Ok(Step::End);
         }
-        out.extend_from_slice(&self.input[self.pos..]);
-        self.pos = self.input.len();
+        out.extend_from_slice(self.unused());
+        self.pos = self.end;
         Ok(Step::Text)
     }
 
     fn decode(&mut self, out: &mut Vec<u8>) -> io::Result<Step> {
         loop {
-            if self.pos == self.input.len() && self.fill()? == 0 {
+            if self.pos == self.end && self.fill()? == 0 {
                 if self.read > self.frame {
                     // Torn, or a damaged length made this frame swallow those behind it.
                     out.clear();
@@ -133,14 +140,18 @@ impl Frames {
     /// One step of the decoder: 0 at the end of a frame, `None` when the frame is damaged.
     fn run(&mut self, out: &mut Vec<u8>) -> Option<usize> {
         let decoder = self.decoder.as_mut()?;
-        let mut input = InBuffer::around(&self.input[self.pos..]);
+        let mut input = InBuffer::around(&self.input[self.pos..self.end]);
         let filled = out.len();
         let mut output = OutBuffer::around_pos(out, filled);
         let hint = decoder.run(&mut input, &mut output).ok()?;
         let (consumed, produced) = (input.pos(), output.pos() - filled);
         self.pos += consumed;
         // A decoder that has input and room and does nothing would loop for ever.
-        if hint != 0 && consumed == 0 && produced == 0 { None } else { Some(hint) }
+        if hint != 0 && consumed == 0 && produced == 0 {
+            None
+        } else {
+            Some(hint)
+        }
     }
 
     /// Goes to the next place after the start of the damaged frame where a frame begins.
@@ -152,7 +163,7 @@ impl Frames {
         let start = self.frame;
         self.go_to(start + 1)?;
         loop {
-            if let Some(at) = self.input[self.pos..].windows(MAGIC.len()).position(|w| w == MAGIC) {
+            if let Some(at) = self.unused().windows(MAGIC.len()).position(|w| w == MAGIC) {
                 self.pos += at;
                 self.frame = self.offset();
                 if self.damaged > DAMAGED_MAX {
@@ -161,7 +172,7 @@ impl Frames {
                 return Ok(Step::Damaged(self.frame - start));
             }
             // The magic may straddle two reads.
-            let keep = (self.input.len() - self.pos).min(MAGIC.len() - 1);
+            let keep = (self.end - self.pos).min(MAGIC.len() - 1);
             if self.fill_after(keep)? == 0 {
                 break;
             }
@@ -172,19 +183,18 @@ impl Frames {
     }
 
     fn go_to(&mut self, offset: u64) -> io::Result<()> {
-        let base = self.read - self.input.len() as u64;
+        let base = self.read - self.end as u64;
         if offset >= base && offset <= self.read {
             self.pos = usize::try_from(offset - base).unwrap_or(0);
             return Ok(());
         }
         self.read = self.file.seek(SeekFrom::Start(offset))?;
-        self.input.clear();
-        self.pos = 0;
+        (self.pos, self.end) = (0, 0);
         Ok(())
     }
 
     const fn offset(&self) -> u64 {
-        self.read - (self.input.len() - self.pos) as u64
+        self.read - (self.end - self.pos) as u64
     }
 
     fn fill(&mut self) -> io::Result<usize> {
@@ -193,28 +203,28 @@ impl Frames {
 
     /// Reads more, keeping the last `keep` bytes in front; returns how many bytes were read.
     fn fill_after(&mut self, keep: usize) -> io::Result<usize> {
-        let from = self.input.len() - keep;
-        self.input.copy_within(from.., 0);
-        self.input.resize(INPUT, 0);
-        let mut got = keep;
-        let result = loop {
-            match self.file.read(&mut self.input[got..]) {
-                Ok(n) => {
-                    got += n;
-                    break Ok(n);
+        self.input.copy_within(self.end - keep..self.end, 0);
+        (self.pos, self.end) = (0, keep);
+        loop {
+            match self.file.read(&mut self.input[keep..]) {
+                Ok(got) => {
+                    self.end += got;
+                    self.read += got as u64;
+                    return Ok(got);
                 }
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(e) => break Err(e),
+                Err(e) => return Err(e),
             }
-        };
-        self.input.truncate(got);
-        self.pos = 0;
-        self.read += (got - keep) as u64;
-        result
+        }
+    }
+
+    fn unused(&self) -> &[u8] {
+        &self.input[self.pos..self.end]
     }
 }
 
 /// A zstd frame, or a skippable one (RFC 8878, 3.1).
 fn is_zstd(head: &[u8]) -> bool {
-    head.starts_with(&MAGIC) || (head.len() >= 4 && head[0] & 0xf0 == 0x50 && head[1..4] == [0x2a, 0x4d, 0x18])
+    head.starts_with(&MAGIC)
+        || (head.len() >= 4 && head[0] & 0xf0 == 0x50 && head[1..4] == [0x2a, 0x4d, 0x18])
 }

@@ -14,7 +14,7 @@ use serde::de::IgnoredAny;
 
 use super::frames::{Frames, Step};
 use super::{LINE_MAX, names};
-use crate::event::{Event, What};
+use crate::event::{Event, Header, What};
 
 /// Malformed lines that are described one by one; the rest is only counted.
 const DESCRIBED_MAX: usize = 8;
@@ -53,6 +53,12 @@ pub enum Error {
         path: PathBuf,
         /// The schema that its header names.
         schema: String,
+    },
+    /// Its clock and tokens mean something else than those of the files before it.
+    #[error("{} was recorded after a reboot or on another host than the files before it: read it on its own", path.display())]
+    OtherBoot {
+        /// The file.
+        path: PathBuf,
     },
 }
 
@@ -106,8 +112,16 @@ impl Problems {
             ));
         }
         if self.malformed > 0 {
-            let lines: Vec<String> = self.described.iter().map(|m| format!("line {} of {}: {}", m.line, m.path.display(), m.why)).collect();
-            said.push(format!("{} line(s) are not events and were skipped ({})", self.malformed, lines.join("; ")));
+            let lines: Vec<String> = self
+                .described
+                .iter()
+                .map(|m| format!("line {} of {}: {}", m.line, m.path.display(), m.why))
+                .collect();
+            said.push(format!(
+                "{} line(s) are not events and were skipped ({})",
+                self.malformed,
+                lines.join("; ")
+            ));
         }
         if self.damaged_frames > 0 {
             said.push(format!(
@@ -122,7 +136,10 @@ impl Problems {
             ));
         }
         for path in &self.headless {
-            said.push(format!("{} does not begin with a header: its host and clocks are unknown", path.display()));
+            said.push(format!(
+                "{} does not begin with a header: its host and clocks are unknown",
+                path.display()
+            ));
         }
         said
     }
@@ -144,13 +161,18 @@ pub struct Reader {
     begun: bool,
     /// An event of any file was returned.
     begun_any: bool,
+    /// The boot that the files are from, once a header has told.
+    boot: String,
     done: bool,
     problems: Problems,
 }
 
 impl std::fmt::Debug for Reader {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Reader").field("path", &self.path).field("line", &self.number).finish_non_exhaustive()
+        f.debug_struct("Reader")
+            .field("path", &self.path)
+            .field("line", &self.number)
+            .finish_non_exhaustive()
     }
 }
 
@@ -170,7 +192,10 @@ impl Reader {
     pub fn open_all(paths: impl IntoIterator<Item = PathBuf>) -> Result<Reader, Error> {
         let mut waiting: VecDeque<PathBuf> = paths.into_iter().collect();
         let Some(path) = waiting.pop_front() else {
-            return Err(Error::NotATrace { path: PathBuf::new(), why: "no file was named".to_owned() });
+            return Err(Error::NotATrace {
+                path: PathBuf::new(),
+                why: "no file was named".to_owned(),
+            });
         };
         let frames = open(&path)?;
         Ok(Reader {
@@ -184,6 +209,7 @@ impl Reader {
             number: 0,
             begun: false,
             begun_any: false,
+            boot: String::new(),
             done: false,
             problems: Problems::default(),
         })
@@ -219,7 +245,9 @@ impl Reader {
         loop {
             let mut rest = &self.text[self.used..];
             // Reading from memory cannot fail.
-            let Ok(taken @ 1..) = rest.read_until(b'\n', &mut self.line) else { return false };
+            let Ok(taken @ 1..) = rest.read_until(b'\n', &mut self.line) else {
+                return false;
+            };
             self.used += taken;
             let whole = self.line.last() == Some(&b'\n');
             if self.line.len() > LINE_MAX {
@@ -257,12 +285,26 @@ impl Reader {
             self.problems.headless.push(self.path.clone());
         }
         self.begun_any = true;
-        match &event.what {
-            What::Header(header) if !readable(&header.schema) => {
-                Err(Error::Schema { path: self.path.clone(), schema: bounded(&header.schema) })
-            }
-            _ => Ok(event),
+        if let What::Header(header) = &event.what {
+            self.check(header)?;
         }
+        Ok(event)
+    }
+
+    fn check(&mut self, header: &Header) -> Result<(), Error> {
+        let path = || self.path.clone();
+        if !readable(&header.schema) {
+            return Err(Error::Schema {
+                path: path(),
+                schema: bounded(&header.schema),
+            });
+        }
+        if self.boot.is_empty() {
+            self.boot.clone_from(&header.boot_id);
+        } else if self.boot != header.boot_id {
+            return Err(Error::OtherBoot { path: path() });
+        }
+        Ok(())
     }
 
     /// Tells an event of an unknown kind from a line that is no event.
@@ -271,13 +313,23 @@ impl Reader {
             return Ok(());
         }
         if let Some(kind) = unknown_kind(&self.line, error) {
-            let kind = if self.problems.unknown.len() < KINDS_MAX { kind } else { "others".to_owned() };
+            let kind = if self.problems.unknown.len() < KINDS_MAX {
+                kind
+            } else {
+                "others".to_owned()
+            };
             *self.problems.unknown.entry(kind).or_default() += 1;
             return Ok(());
         }
         if !self.begun && self.number == 1 && self.problems.damaged_frames == 0 {
-            let why = format!("its first line is not an event ({})", bounded(&error.to_string()));
-            return Err(Error::NotATrace { path: self.path.clone(), why });
+            let why = format!(
+                "its first line is not an event ({})",
+                bounded(&error.to_string())
+            );
+            return Err(Error::NotATrace {
+                path: self.path.clone(),
+                why,
+            });
         }
         self.malformed(self.number, bounded(&error.to_string()));
         Ok(())
@@ -286,14 +338,24 @@ impl Reader {
     fn malformed(&mut self, line: u64, why: String) {
         self.problems.malformed += 1;
         if self.problems.described.len() < DESCRIBED_MAX {
-            self.problems.described.push(Malformed { path: self.path.clone(), line, why });
+            self.problems.described.push(Malformed {
+                path: self.path.clone(),
+                line,
+                why,
+            });
         }
     }
 
     /// Fetches more text; false at the end of the file.
     fn next_text(&mut self) -> Result<bool, Error> {
         self.used = 0;
-        let step = self.frames.next(&mut self.text).map_err(|source| Error::Io { path: self.path.clone(), source })?;
+        let step = self
+            .frames
+            .next(&mut self.text)
+            .map_err(|source| Error::Io {
+                path: self.path.clone(),
+                source,
+            })?;
         match step {
             Step::Text => Ok(true),
             Step::Damaged(bytes) => {
@@ -305,7 +367,13 @@ impl Reader {
             Step::Torn(bytes) => {
                 self.problems.torn_bytes += bytes;
                 self.forget_line();
-                if self.begun_any { Ok(false) } else { Err(Error::NothingWhole { path: self.path.clone() }) }
+                if self.begun_any {
+                    Ok(false)
+                } else {
+                    Err(Error::NothingWhole {
+                        path: self.path.clone(),
+                    })
+                }
             }
             Step::End => self.last_line(),
         }
@@ -323,7 +391,10 @@ impl Reader {
             if self.begun_any {
                 return Ok(false);
             }
-            return Err(Error::NotATrace { path: self.path.clone(), why: "there is no event in it".to_owned() });
+            return Err(Error::NotATrace {
+                path: self.path.clone(),
+                why: "there is no event in it".to_owned(),
+            });
         }
         self.text.push(b'\n');
         Ok(true)
@@ -335,7 +406,9 @@ impl Reader {
     }
 
     fn next_file(&mut self) -> Result<bool, Error> {
-        let Some(path) = self.waiting.pop_front() else { return Ok(false) };
+        let Some(path) = self.waiting.pop_front() else {
+            return Ok(false);
+        };
         self.frames = open(&path)?;
         self.path = path;
         self.number = 0;
@@ -366,10 +439,20 @@ impl Iterator for Reader {
 }
 
 fn open(path: &Path) -> Result<Frames, Error> {
-    let failed = |source| Error::Io { path: path.to_path_buf(), source };
+    let failed = |source| Error::Io {
+        path: path.to_path_buf(),
+        source,
+    };
     // O_NONBLOCK: a FIFO or a terminal must not make us wait; it is refused below.
-    let file: File = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(failed)?;
-    let not = |why: &str| Error::NotATrace { path: path.to_path_buf(), why: why.to_owned() };
+    let file: File = OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_NONBLOCK)
+        .open(path)
+        .map_err(failed)?;
+    let not = |why: &str| Error::NotATrace {
+        path: path.to_path_buf(),
+        why: why.to_owned(),
+    };
     if !file.metadata().map_err(failed)?.is_file() {
         return Err(not("it is not a regular file"));
     }
@@ -386,7 +469,10 @@ fn open(path: &Path) -> Result<Frames, Error> {
 
 /// Later versions of schema 1 only add.
 fn readable(schema: &str) -> bool {
-    schema == super::SCHEMA || schema.strip_prefix(super::SCHEMA).is_some_and(|rest| rest.starts_with('.'))
+    schema == super::SCHEMA
+        || schema
+            .strip_prefix(super::SCHEMA)
+            .is_some_and(|rest| rest.starts_with('.'))
 }
 
 /// The kind of a well-formed event which this version does not know, or in which it does not know a name (an
@@ -412,5 +498,8 @@ fn unknown_kind(line: &[u8], error: &serde_json::Error) -> Option<String> {
 
 /// Text from the file, short and without control characters.
 fn bounded(text: &str) -> String {
-    text.chars().take(160).flat_map(char::escape_debug).collect()
+    text.chars()
+        .take(160)
+        .flat_map(char::escape_debug)
+        .collect()
 }

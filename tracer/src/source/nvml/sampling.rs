@@ -35,7 +35,11 @@ const LIBRARIES: [&str; 6] = [
 ];
 
 pub(super) fn run(options: &Options, sender: mpsc::Sender<Event>, shared: &Shared) {
-    let mut out = Out { sender, dropped: 0, said: BTreeSet::new() };
+    let mut out = Out {
+        sender,
+        dropped: 0,
+        said: BTreeSet::new(),
+    };
     let mut known = Known::default();
     while !shared.lock().stop && !out.sender.is_closed() {
         match connect(options.library.as_deref(), shared) {
@@ -52,12 +56,20 @@ pub(super) fn run(options: &Options, sender: mpsc::Sender<Event>, shared: &Share
 }
 
 /// Loads and initialises NVML.
-pub(super) fn connect(library: Option<&Path>, shared: &Shared) -> Result<Nvml, (NvmlError, PathBuf)> {
-    let candidates: Vec<&Path> = library.map_or_else(|| LIBRARIES.iter().map(Path::new).collect(), |named| vec![named]);
+pub(super) fn connect(
+    library: Option<&Path>,
+    shared: &Shared,
+) -> Result<Nvml, (NvmlError, PathBuf)> {
+    let candidates: Vec<&Path> = library.map_or_else(
+        || LIBRARIES.iter().map(Path::new).collect(),
+        |named| vec![named],
+    );
     let began = Instant::now();
     let mut first = None;
     for path in candidates {
-        match shared.call("nvmlInit", || Nvml::builder().lib_path(path.as_os_str()).init()) {
+        match shared.call("nvmlInit", || {
+            Nvml::builder().lib_path(path.as_os_str()).init()
+        }) {
             Ok(nvml) => {
                 shared.change(|state| state.init_took = Some(began.elapsed()));
                 return Ok(nvml);
@@ -75,26 +87,57 @@ pub(super) fn connect(library: Option<&Path>, shared: &Shared) -> Result<Nvml, (
 }
 
 /// Waits for `period` (recomputed when something changes), the end, or `until`.
-fn pause(shared: &Shared, period: impl Fn(Rate) -> Duration, until: impl Fn(&super::State) -> bool) {
+fn pause(
+    shared: &Shared,
+    period: impl Fn(Rate) -> Duration,
+    until: impl Fn(&super::State) -> bool,
+) {
     let began = Instant::now();
     let mut state = shared.lock();
     while !state.stop && !until(&state) {
-        let Some(left) = period(state.rate).checked_sub(began.elapsed()).filter(|left| !left.is_zero()) else { return };
-        state = shared.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        let Some(left) = period(state.rate)
+            .checked_sub(began.elapsed())
+            .filter(|left| !left.is_zero())
+        else {
+            return;
+        };
+        state = shared
+            .changed
+            .wait_timeout(state, left)
+            .unwrap_or_else(PoisonError::into_inner)
+            .0;
     }
 }
 
-fn sample_until_lost(nvml: &Nvml, options: &Options, shared: &Shared, known: &mut Known, out: &mut Out) {
+fn sample_until_lost(
+    nvml: &Nvml,
+    options: &Options,
+    shared: &Shared,
+    known: &mut Known,
+    out: &mut Out,
+) {
     loop {
-        let (wanted, done) = { let state = shared.lock(); (state.wanted, state.done) };
+        let (wanted, done) = {
+            let state = shared.lock();
+            (state.wanted, state.done)
+        };
         let result = sample(nvml, wanted > done, shared, known, out);
         shared.change(|state| state.done = wanted);
         if let Err(error) = result {
-            let library = options.library.as_deref().unwrap_or(Path::new(LIBRARIES[0]));
+            let library = options
+                .library
+                .as_deref()
+                .unwrap_or(Path::new(LIBRARIES[0]));
             out.limit(failure::unavailable(&error, library));
             return;
         }
-        let period = |rate| if rate == Rate::Fast { options.fast } else { options.rest };
+        let period = |rate| {
+            if rate == Rate::Fast {
+                options.fast
+            } else {
+                options.rest
+            }
+        };
         pause(shared, period, |state| state.wanted > state.done);
         if shared.lock().stop || out.sender.is_closed() {
             return;
@@ -113,7 +156,10 @@ impl Out {
     fn send(&mut self, what: What) {
         let at = clock::boottime();
         if self.dropped > 0 {
-            let lost = What::Lost { cause: "queue_full".to_owned(), count: self.dropped };
+            let lost = What::Lost {
+                cause: "queue_full".to_owned(),
+                count: self.dropped,
+            };
             if self.sender.try_send(Event { at, what: lost }).is_ok() {
                 self.dropped = 0;
             }
@@ -141,7 +187,13 @@ struct Known {
 }
 
 /// One sample of everything; an error means that NVML must be initialised anew.
-fn sample(nvml: &Nvml, whole: bool, shared: &Shared, known: &mut Known, out: &mut Out) -> Result<(), NvmlError> {
+fn sample(
+    nvml: &Nvml,
+    whole: bool,
+    shared: &Shared,
+    known: &mut Known,
+    out: &mut Out,
+) -> Result<(), NvmlError> {
     let count = shared.call("nvmlDeviceGetCount", || nvml.device_count())?;
     let mut complete = true;
     for gpu in 0..count {
@@ -154,6 +206,10 @@ fn sample(nvml: &Nvml, whole: bool, shared: &Shared, known: &mut Known, out: &mu
             }
         }
     }
+    for gpu in known.gpus.keys().filter(|gpu| **gpu >= count) {
+        complete = false;
+        out.limit(failure::gone(*gpu));
+    }
     if complete {
         out.said.clear();
     }
@@ -162,27 +218,49 @@ fn sample(nvml: &Nvml, whole: bool, shared: &Shared, known: &mut Known, out: &mu
 
 type Failed = (NvmlError, &'static str);
 
-fn sample_gpu(nvml: &Nvml, gpu: u32, whole: bool, shared: &Shared, known: &mut Known, out: &mut Out) -> Result<(), Failed> {
+fn sample_gpu(
+    nvml: &Nvml,
+    gpu: u32,
+    whole: bool,
+    shared: &Shared,
+    known: &mut Known,
+    out: &mut Out,
+) -> Result<(), Failed> {
     let asked = |question: &'static str| move |error| (error, question);
-    let device = shared.call(format!("for GPU {gpu}"), || nvml.device_by_index(gpu)).map_err(asked("handle"))?;
+    let device = shared
+        .call(format!("for GPU {gpu}"), || nvml.device_by_index(gpu))
+        .map_err(asked("handle"))?;
     if whole || !known.gpus.contains_key(&gpu) {
-        let identity = shared.call(format!("who GPU {gpu} is"), || identity(&device, gpu)).map_err(asked("identity"))?;
+        let identity = shared
+            .call(format!("who GPU {gpu} is"), || identity(&device, gpu))
+            .map_err(asked("identity"))?;
         if whole || known.gpus.get(&gpu) != Some(&identity) {
             out.send(identity.clone());
             known.gpus.insert(gpu, identity);
         }
     }
-    let info = shared.call(format!("for the memory of GPU {gpu}"), || device.memory_info()).map_err(asked("memory"))?;
+    let info = shared
+        .call(format!("for the memory of GPU {gpu}"), || {
+            device.memory_info()
+        })
+        .map_err(asked("memory"))?;
     let memory = memory(gpu, &info);
     if whole || known.memory.get(&gpu) != Some(&memory) {
         out.send(memory.clone());
         known.memory.insert(gpu, memory);
     }
-    let listed = shared.call(format!("for the processes on GPU {gpu}"), || lists(&device)).map_err(asked("process lists"))?;
+    let listed = shared
+        .call(format!("for the processes on GPU {gpu}"), || lists(&device))
+        .map_err(asked("process lists"))?;
     let before = known.lists.get(&gpu);
-    let list = shared.call(format!("for the names of processes on GPU {gpu}"), || named(nvml, listed, before.filter(|_| !whole)));
+    let list = shared.call(format!("for the names of processes on GPU {gpu}"), || {
+        named(nvml, listed, before.filter(|_| !whole))
+    });
     if whole || before != Some(&list) {
-        out.send(What::GpuProcesses { gpu, list: list.clone() });
+        out.send(What::GpuProcesses {
+            gpu,
+            list: list.clone(),
+        });
         known.lists.insert(gpu, list);
     }
     Ok(())
@@ -202,30 +280,54 @@ fn identity(device: &Device<'_>, gpu: u32) -> Result<What, NvmlError> {
 pub(super) fn address(bus_id: &str) -> String {
     let lower = bus_id.to_ascii_lowercase();
     match lower.split_once(':') {
-        Some((domain, rest)) if domain.len() == 8 && domain.starts_with("0000") => format!("{}:{rest}", &domain[4..]),
+        Some((domain, rest)) if domain.len() == 8 && domain.starts_with("0000") => {
+            format!("{}:{rest}", &domain[4..])
+        }
         _ => lower,
     }
 }
 
 /// nvml.h says that version 2 counts the reserve as used; drivers do not. The sum tells which it is.
 fn memory(gpu: u32, info: &MemoryInfo) -> What {
-    let sum = info.reserved.saturating_add(info.used).saturating_add(info.free);
+    let sum = info
+        .reserved
+        .saturating_add(info.used)
+        .saturating_add(info.free);
     let counted_twice = sum.saturating_sub(info.total) > info.reserved / 2;
-    let used = if counted_twice { info.used.saturating_sub(info.reserved) } else { info.used };
-    What::GpuMemory { gpu, total: info.total, used, reserved: Some(info.reserved) }
+    let used = if counted_twice {
+        info.used.saturating_sub(info.reserved)
+    } else {
+        info.used
+    };
+    What::GpuMemory {
+        gpu,
+        total: info.total,
+        used,
+        reserved: Some(info.reserved),
+    }
 }
 
 /// All three lists, in a fixed order, without ourselves.
 fn lists(device: &Device<'_>) -> Result<Vec<GpuProcess>, NvmlError> {
     let mut all = Vec::new();
-    add(&mut all, GpuUse::Compute, || device.running_compute_processes())?;
-    add(&mut all, GpuUse::Graphics, || device.running_graphics_processes())?;
-    add(&mut all, GpuUse::Mps, || device.mps_running_compute_processes())?;
+    add(&mut all, GpuUse::Compute, || {
+        device.running_compute_processes()
+    })?;
+    add(&mut all, GpuUse::Graphics, || {
+        device.running_graphics_processes()
+    })?;
+    add(&mut all, GpuUse::Mps, || {
+        device.mps_running_compute_processes()
+    })?;
     all.sort_by_key(|p| (p.pid, p.usage));
     Ok(all)
 }
 
-fn add(all: &mut Vec<GpuProcess>, usage: GpuUse, read: impl Fn() -> Result<Vec<ProcessInfo>, NvmlError>) -> Result<(), NvmlError> {
+fn add(
+    all: &mut Vec<GpuProcess>,
+    usage: GpuUse,
+    read: impl Fn() -> Result<Vec<ProcessInfo>, NvmlError>,
+) -> Result<(), NvmlError> {
     for _ in 0..LIST_TRIES {
         match read() {
             Ok(infos) => {
@@ -233,7 +335,11 @@ fn add(all: &mut Vec<GpuProcess>, usage: GpuUse, read: impl Fn() -> Result<Vec<P
                 return Ok(());
             }
             Err(NvmlError::InsufficientSize(_)) => {} // It grew between the two calls.
-            Err(NvmlError::NotSupported | NvmlError::FailedToLoadSymbol(_)) if usage != GpuUse::Compute => return Ok(()),
+            Err(NvmlError::NotSupported | NvmlError::FailedToLoadSymbol(_))
+                if usage != GpuUse::Compute =>
+            {
+                return Ok(());
+            }
             Err(error) => return Err(error),
         }
     }
@@ -245,14 +351,21 @@ fn merge(infos: Vec<ProcessInfo>, usage: GpuUse, own: u32) -> Vec<GpuProcess> {
     let mut seen = BTreeSet::new();
     let mut lines: BTreeMap<u32, GpuProcess> = BTreeMap::new();
     for info in infos {
-        if info.pid == own || !seen.insert((info.pid, info.gpu_instance_id, info.compute_instance_id)) {
+        if info.pid == own
+            || !seen.insert((info.pid, info.gpu_instance_id, info.compute_instance_id))
+        {
             continue;
         }
         let bytes = match info.used_gpu_memory {
             UsedGpuMemory::Used(bytes) => Some(bytes),
             UsedGpuMemory::Unavailable => None,
         };
-        let line = lines.entry(info.pid).or_insert(GpuProcess { pid: info.pid, bytes: None, usage, name: None });
+        let line = lines.entry(info.pid).or_insert(GpuProcess {
+            pid: info.pid,
+            bytes: None,
+            usage,
+            name: None,
+        });
         line.bytes = match (line.bytes, bytes) {
             (Some(a), Some(b)) => Some(a.saturating_add(b)),
             (a, b) => a.or(b),
@@ -262,12 +375,19 @@ fn merge(infos: Vec<ProcessInfo>, usage: GpuUse, own: u32) -> Vec<GpuProcess> {
 }
 
 /// Adds names: as before where known, else by asking.
-fn named(nvml: &Nvml, mut list: Vec<GpuProcess>, before: Option<&Vec<GpuProcess>>) -> Vec<GpuProcess> {
+fn named(
+    nvml: &Nvml,
+    mut list: Vec<GpuProcess>,
+    before: Option<&Vec<GpuProcess>>,
+) -> Vec<GpuProcess> {
     for line in &mut list {
         let known = before.and_then(|before| before.iter().find(|b| b.pid == line.pid));
         line.name = match known {
             Some(known) => known.name.clone(),
-            None => nvml.sys_process_name(line.pid, NAME_MAX).ok().filter(|name| !name.is_empty()),
+            None => nvml
+                .sys_process_name(line.pid, NAME_MAX)
+                .ok()
+                .filter(|name| !name.is_empty()),
         };
     }
     list
@@ -278,22 +398,65 @@ mod tests {
     use super::*;
 
     fn info(pid: u32, used: UsedGpuMemory, instance: Option<u32>) -> ProcessInfo {
-        ProcessInfo { pid, used_gpu_memory: used, gpu_instance_id: instance, compute_instance_id: None }
+        ProcessInfo {
+            pid,
+            used_gpu_memory: used,
+            gpu_instance_id: instance,
+            compute_instance_id: None,
+        }
     }
 
     #[test]
     fn the_reserve_is_never_counted_as_used() {
-        let expected = What::GpuMemory { gpu: 0, total: 1000, used: 300, reserved: Some(100) };
-        assert_eq!(memory(0, &MemoryInfo { total: 1000, reserved: 100, used: 300, free: 600, version: 2 }), expected);
-        assert_eq!(memory(0, &MemoryInfo { total: 1000, reserved: 100, used: 400, free: 600, version: 2 }), expected);
+        let expected = What::GpuMemory {
+            gpu: 0,
+            total: 1000,
+            used: 300,
+            reserved: Some(100),
+        };
+        assert_eq!(
+            memory(
+                0,
+                &MemoryInfo {
+                    total: 1000,
+                    reserved: 100,
+                    used: 300,
+                    free: 600,
+                    version: 2
+                }
+            ),
+            expected
+        );
+        assert_eq!(
+            memory(
+                0,
+                &MemoryInfo {
+                    total: 1000,
+                    reserved: 100,
+                    used: 400,
+                    free: 600,
+                    version: 2
+                }
+            ),
+            expected
+        );
     }
 
     #[test]
     fn instances_are_added_up_repeats_are_not_and_we_are_left_out() {
         let used = UsedGpuMemory::Used;
-        let infos = vec![info(7, used(1), Some(0)), info(7, used(2), Some(1)), info(7, used(2), Some(1)), info(9, used(5), None), info(8, UsedGpuMemory::Unavailable, None)];
+        let infos = vec![
+            info(7, used(1), Some(0)),
+            info(7, used(2), Some(1)),
+            info(7, used(2), Some(1)),
+            info(9, used(5), None),
+            info(8, UsedGpuMemory::Unavailable, None),
+        ];
         let lines = merge(infos, GpuUse::Compute, 9);
-        assert_eq!(lines.iter().map(|l| (l.pid, l.bytes)).collect::<Vec<_>>(), [(7, Some(3)), (8, None)]);
+        assert_eq!(
+            lines.iter().map(|l| (l.pid, l.bytes)).collect::<Vec<_>>(),
+            [(7, Some(3)), (8, None)]
+        );
     }
 
     #[test]

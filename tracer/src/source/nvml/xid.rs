@@ -22,7 +22,9 @@ const WAIT_MS: u32 = 500;
 pub(super) fn run(library: Option<PathBuf>, sender: &mpsc::Sender<Event>, shared: &Shared) {
     // Its calls may block for long without anything being wrong, so they do not count as the sampler's.
     let own = Shared::default();
-    let Ok(nvml) = sampling::connect(library.as_deref(), &own) else { return }; // The sampler says why.
+    let Ok(nvml) = sampling::connect(library.as_deref(), &own) else {
+        return;
+    }; // The sampler says why.
     if let Err(error) = watch(&nvml, sender, shared) {
         let _ = sender.try_send(limit(failure::no_xids(&error)));
     }
@@ -32,7 +34,9 @@ fn watch(nvml: &Nvml, sender: &mpsc::Sender<Event>, shared: &Shared) -> Result<(
     let mut set = nvml.create_event_set()?;
     for gpu in 0..nvml.device_count()? {
         let device = nvml.device_by_index(gpu)?;
-        set = device.register_events(EventTypes::CRITICAL_XID_ERROR, set).map_err(|e| e.error)?;
+        set = device
+            .register_events(EventTypes::CRITICAL_XID_ERROR, set)
+            .map_err(|e| e.error)?;
     }
     while !shared.lock().stop && !sender.is_closed() {
         match set.wait(WAIT_MS) {
@@ -53,7 +57,19 @@ fn xid(data: &EventData<'_>) -> Option<Event> {
         XidError::Value(code) => u32::try_from(*code).unwrap_or(u32::MAX),
         XidError::Unknown => 999,
     };
-    let pci = data.device.pci_info().map(|pci| sampling::address(&pci.bus_id)).unwrap_or_default();
+    let pci = data
+        .device
+        .pci_info()
+        .map(|pci| sampling::address(&pci.bus_id))
+        .unwrap_or_default();
     let message = "reported by NVML".to_owned();
-    Some(Event { at: clock::boottime(), what: What::Xid { pci, code, pid: None, message } })
+    Some(Event {
+        at: clock::boottime(),
+        what: What::Xid {
+            pci,
+            code,
+            pid: None,
+            message,
+        },
+    })
 }

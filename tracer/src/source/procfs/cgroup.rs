@@ -22,7 +22,11 @@ impl Paths {
         let mut paths = Paths::default();
         for line in text.lines() {
             let mut fields = line.splitn(3, ':');
-            let (Some(number), Some(controllers), Some(path)) = (fields.next(), fields.next(), fields.next()) else { continue };
+            let (Some(number), Some(controllers), Some(path)) =
+                (fields.next(), fields.next(), fields.next())
+            else {
+                continue;
+            };
             let path = bounded(path.trim_end_matches(" (deleted)"), TEXT_MAX);
             let path = || Some(path.to_owned());
             let has = |name| controllers.split(',').any(|c| c == name);
@@ -45,7 +49,10 @@ impl Paths {
     /// The path to show: that of version 2 when it says something, else the pids controller's.
     pub(super) fn shown(&self) -> Option<&str> {
         let telling = self.unified.as_deref().filter(|path| *path != "/");
-        telling.or(self.pids.as_deref()).or(self.unified.as_deref()).or(self.other.as_deref())
+        telling
+            .or(self.pids.as_deref())
+            .or(self.unified.as_deref())
+            .or(self.other.as_deref())
     }
 }
 
@@ -68,16 +75,31 @@ impl Proc {
     /// All processes of the cgroup are stopped by the freezer.
     pub(super) fn frozen(&self, paths: &Paths) -> bool {
         // v2: "frozen" counts freezing of any cgroup above, too (cgroup_update_frozen, kernel/cgroup/freezer.c).
-        let unified = paths.unified.as_deref().filter(|path| inside(path)).is_some_and(|path| {
-            ["sys/fs/cgroup", "sys/fs/cgroup/unified"].iter().any(|mount| {
-                self.text(format!("{mount}{path}/cgroup.events")).is_some_and(|events| events.lines().any(|line| line == "frozen 1"))
-            })
-        });
+        let unified = paths
+            .unified
+            .as_deref()
+            .filter(|path| inside(path))
+            .is_some_and(|path| {
+                ["sys/fs/cgroup", "sys/fs/cgroup/unified"]
+                    .iter()
+                    .any(|mount| {
+                        self.text(format!("{mount}{path}/cgroup.events"))
+                            .is_some_and(|events| events.lines().any(|line| line == "frozen 1"))
+                    })
+            });
         // v1: THAWED, FREEZING (not all have stopped yet) or FROZEN.
         unified
-            || paths.freezer.as_deref().filter(|path| inside(path)).is_some_and(|path| {
-                matches!(self.line(format!("sys/fs/cgroup/freezer{path}/freezer.state")).as_deref(), Some("FROZEN" | "FREEZING"))
-            })
+            || paths
+                .freezer
+                .as_deref()
+                .filter(|path| inside(path))
+                .is_some_and(|path| {
+                    matches!(
+                        self.line(format!("sys/fs/cgroup/freezer{path}/freezer.state"))
+                            .as_deref(),
+                        Some("FROZEN" | "FREEZING")
+                    )
+                })
     }
 
     /// The limit on processes that a process is closest to, among its cgroup and those above it; `None` when there is none.
@@ -89,11 +111,17 @@ impl Proc {
             (None, Some(path)) => ("sys/fs/cgroup", path),
             (None, None) => return None,
         };
-        let mut path = if inside(path) && self.is(id) { path.as_str() } else { return None };
+        let mut path = if inside(path) && self.is(id) {
+            path.as_str()
+        } else {
+            return None;
+        };
         let mut closest: Option<PidsLimit> = None;
         loop {
             if let Some(limit) = self.pids_of(mount, path)
-                && closest.as_ref().is_none_or(|best| limit.max.saturating_sub(limit.current) < best.max.saturating_sub(best.current))
+                && closest.as_ref().is_none_or(|best| {
+                    limit.max.saturating_sub(limit.current) < best.max.saturating_sub(best.current)
+                })
             {
                 closest = Some(limit);
             }
@@ -107,7 +135,11 @@ impl Proc {
     fn pids_of(&self, mount: &str, path: &str) -> Option<PidsLimit> {
         let max = self.number(format!("{mount}{path}/pids.max"))?; // "max" is no number and no limit.
         let current = self.number(format!("{mount}{path}/pids.current"))?;
-        Some(PidsLimit { cgroup: path.to_owned(), current, max })
+        Some(PidsLimit {
+            cgroup: path.to_owned(),
+            current,
+            max,
+        })
     }
 }
 

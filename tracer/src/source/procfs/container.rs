@@ -16,7 +16,11 @@ pub(super) fn of(path: &str) -> Option<Container> {
     let mut pod = None;
     let mut before = "";
     let (mut job, mut slurm) = (None, false);
-    for part in path.trim_end_matches(" (deleted)").split('/').filter(|part| !part.is_empty()) {
+    for part in path
+        .trim_end_matches(" (deleted)")
+        .split('/')
+        .filter(|part| !part.is_empty())
+    {
         pod = pod_uid(part).or(pod);
         slurm |= part.starts_with("slurm") || part.ends_with("slurmstepd.scope");
         if slurm && let Some(id) = slurm_part(part, job.as_deref()) {
@@ -34,7 +38,11 @@ pub(super) fn of(path: &str) -> Option<Container> {
 }
 
 fn container(runtime: &str, id: &str) -> Option<Container> {
-    Some(Container { runtime: runtime.to_owned(), id: bounded(id, ID_MAX).to_owned(), pod: None })
+    Some(Container {
+        runtime: runtime.to_owned(),
+        id: bounded(id, ID_MAX).to_owned(),
+        pod: None,
+    })
 }
 
 /// Runtime and id that this component names, given the one before it.
@@ -43,12 +51,19 @@ fn runtime<'a>(part: &'a str, before: &str, in_pod: bool) -> Option<(&'static st
     if let [_, prefix, id] = part.splitn(3, ':').collect::<Vec<_>>()[..] {
         return Some((named(prefix)?, id));
     }
-    let unit = part.strip_suffix(".scope").or_else(|| part.strip_suffix(".service")).unwrap_or(part);
+    let unit = part
+        .strip_suffix(".scope")
+        .or_else(|| part.strip_suffix(".service"))
+        .unwrap_or(part);
     if let Some(name) = unit.strip_prefix("systemd-nspawn@") {
         return Some(("systemd-nspawn", name));
     }
     if let Some(name) = unit.strip_prefix("machine-") {
-        return if let Some(vm) = name.strip_prefix("qemu") { Some(("qemu", vm.trim_start_matches("\\x2d"))) } else { Some(("systemd-nspawn", name)) };
+        return if let Some(vm) = name.strip_prefix("qemu") {
+            Some(("qemu", vm.trim_start_matches("\\x2d")))
+        } else {
+            Some(("systemd-nspawn", name))
+        };
     }
     if let Some(name) = part.strip_prefix("lxc.payload.") {
         return Some(("lxc", name));
@@ -98,7 +113,10 @@ fn pod_uid(part: &str) -> Option<String> {
         None => slice.strip_prefix("pod")?,
     };
     // A UUID; static pods have a 32-digit hash.
-    let plausible = uid.len() >= 32 && uid.bytes().all(|b| b.is_ascii_hexdigit() || b == b'_' || b == b'-');
+    let plausible = uid.len() >= 32
+        && uid
+            .bytes()
+            .all(|b| b.is_ascii_hexdigit() || b == b'_' || b == b'-');
     plausible.then(|| bounded(uid, ID_MAX).replace('_', "-"))
 }
 
@@ -119,8 +137,15 @@ mod tests {
     const POD: &str = "0a1b2c3d-1111-2222-3333-444455556666";
 
     fn check(path: &str, runtime: &str, id: &str, pod: Option<&str>) {
-        let path = path.replace("{ID}", ID).replace("{POD}", POD).replace("{POD_}", &POD.replace('-', "_"));
-        let expected = Container { runtime: runtime.to_owned(), id: id.to_owned(), pod: pod.map(str::to_owned) };
+        let path = path
+            .replace("{ID}", ID)
+            .replace("{POD}", POD)
+            .replace("{POD_}", &POD.replace('-', "_"));
+        let expected = Container {
+            runtime: runtime.to_owned(),
+            id: id.to_owned(),
+            pod: pod.map(str::to_owned),
+        };
         assert_eq!(of(&path), Some(expected), "{path}");
     }
 
@@ -129,31 +154,91 @@ mod tests {
         check("/docker/{ID}", "docker", ID, None);
         check("/system.slice/docker-{ID}.scope", "docker", ID, None);
         check("/docker/aaaaaaaaaaaa/docker/{ID}", "docker", ID, None);
-        check("/machine.slice/libpod-{ID}.scope/container", "podman", ID, None);
-        check("/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-{ID}.scope", "podman", ID, None);
+        check(
+            "/machine.slice/libpod-{ID}.scope/container",
+            "podman",
+            ID,
+            None,
+        );
+        check(
+            "/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-{ID}.scope",
+            "podman",
+            ID,
+            None,
+        );
         check("/libpod_parent/libpod-{ID}", "podman", ID, None);
-        check("/system.slice/docker-{ID}.scope (deleted)", "docker", ID, None);
+        check(
+            "/system.slice/docker-{ID}.scope (deleted)",
+            "docker",
+            ID,
+            None,
+        );
     }
 
     #[test]
     fn pods_under_both_cgroup_drivers_and_all_runtimes() {
-        check("/kubepods/burstable/pod{POD}/{ID}", "kubernetes", ID, Some(POD));
+        check(
+            "/kubepods/burstable/pod{POD}/{ID}",
+            "kubernetes",
+            ID,
+            Some(POD),
+        );
         check("/kubepods/pod{POD}/crio-{ID}", "crio", ID, Some(POD));
         let slice = "/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{POD_}.slice";
-        check(&format!("{slice}/cri-containerd-{{ID}}.scope"), "containerd", ID, Some(POD));
+        check(
+            &format!("{slice}/cri-containerd-{{ID}}.scope"),
+            "containerd",
+            ID,
+            Some(POD),
+        );
         check(&format!("{slice}/crio-{{ID}}.scope"), "crio", ID, Some(POD));
-        check(&format!("{slice}/docker-{{ID}}.scope"), "docker", ID, Some(POD));
-        check("/system.slice/containerd.service/kubepods-burstable-pod{POD_}.slice:cri-containerd:{ID}", "containerd", ID, Some(POD));
+        check(
+            &format!("{slice}/docker-{{ID}}.scope"),
+            "docker",
+            ID,
+            Some(POD),
+        );
+        check(
+            "/system.slice/containerd.service/kubepods-burstable-pod{POD_}.slice:cri-containerd:{ID}",
+            "containerd",
+            ID,
+            Some(POD),
+        );
         check("/k8s.io/{ID}", "containerd", ID, None);
-        check("/kubelet.slice/kubelet-kubepods.slice/kubepods-pod{POD_}.slice/cri-containerd-{ID}.scope", "containerd", ID, Some(POD));
+        check(
+            "/kubelet.slice/kubelet-kubepods.slice/kubepods-pod{POD_}.slice/cri-containerd-{ID}.scope",
+            "containerd",
+            ID,
+            Some(POD),
+        );
     }
 
     #[test]
     fn slurm_jobs_and_steps() {
-        check("/slurm/uid_1000/job_123/step_0/task_0", "slurm", "123.0", None);
-        check("/slurm_node7/uid_1000/job_123/step_batch", "slurm", "123.batch", None);
-        check("/system.slice/slurmstepd.scope/job_77/step_extern/user/task_special", "slurm", "77.extern", None);
-        check("/system.slice/node7_slurmstepd.scope/job_77", "slurm", "77", None);
+        check(
+            "/slurm/uid_1000/job_123/step_0/task_0",
+            "slurm",
+            "123.0",
+            None,
+        );
+        check(
+            "/slurm_node7/uid_1000/job_123/step_batch",
+            "slurm",
+            "123.batch",
+            None,
+        );
+        check(
+            "/system.slice/slurmstepd.scope/job_77/step_extern/user/task_special",
+            "slurm",
+            "77.extern",
+            None,
+        );
+        check(
+            "/system.slice/node7_slurmstepd.scope/job_77",
+            "slurm",
+            "77",
+            None,
+        );
         check("/slurm/uid_1/job_5/step_0/docker/{ID}", "docker", ID, None);
     }
 
@@ -161,15 +246,47 @@ mod tests {
     fn system_containers() {
         check("/lxc/web/init.scope", "lxc", "web", None);
         check("/lxc.payload.web/user.slice", "lxc", "web", None);
-        check("/machine.slice/systemd-nspawn@web.service/payload", "systemd-nspawn", "web", None);
-        check("/machine.slice/machine-web.scope", "systemd-nspawn", "web", None);
-        check("/machine.slice/machine-qemu\\x2d1\\x2dvm.scope/libvirt", "qemu", "1\\x2dvm", None);
+        check(
+            "/machine.slice/systemd-nspawn@web.service/payload",
+            "systemd-nspawn",
+            "web",
+            None,
+        );
+        check(
+            "/machine.slice/machine-web.scope",
+            "systemd-nspawn",
+            "web",
+            None,
+        );
+        check(
+            "/machine.slice/machine-qemu\\x2d1\\x2dvm.scope/libvirt",
+            "qemu",
+            "1\\x2dvm",
+            None,
+        );
     }
 
     #[test]
     fn ordinary_paths_are_no_container() {
-        for path in ["/", "", "/user.slice/user-1000.slice/session-3.scope", "/system.slice/docker.service", "/job_1/step_2", "/system.slice/podman.service/pod1", "/init.scope"] {
+        for path in [
+            "/",
+            "",
+            "/user.slice/user-1000.slice/session-3.scope",
+            "/system.slice/docker.service",
+            "/job_1/step_2",
+            "/system.slice/podman.service/pod1",
+            "/init.scope",
+        ] {
             assert_eq!(of(path), None, "{path}");
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_path_is_read_without_a_panic(path in "(/|pod|-|:|lxc|job_|step_|slurm|kubepods|docker|\\.slice|[0-9a-f]{12}|.){0,20}") {
+            if let Some(found) = of(&path) {
+                proptest::prop_assert!(found.id.len() <= ID_MAX);
+            }
         }
     }
 }

@@ -43,22 +43,38 @@ impl Proc {
         Host {
             hostname: self.line("proc/sys/kernel/hostname").unwrap_or_default(),
             kernel: self.line("proc/sys/kernel/osrelease").unwrap_or_default(),
-            boot_id: self.line("proc/sys/kernel/random/boot_id").unwrap_or_default(),
+            boot_id: self
+                .line("proc/sys/kernel/random/boot_id")
+                .unwrap_or_default(),
             pid_max: self.number("proc/sys/kernel/pid_max"),
             driver: self.driver(),
-            initial_pid_namespace: namespace.is_ok_and(|link| link.as_os_str() == INITIAL_PID_NAMESPACE),
+            initial_pid_namespace: namespace
+                .is_ok_and(|link| link.as_os_str() == INITIAL_PID_NAMESPACE),
         }
     }
 
     fn driver(&self) -> Option<String> {
         let banner = self.text("proc/driver/nvidia/version");
-        banner.as_deref().and_then(version).or_else(|| self.line("sys/module/nvidia/version")).filter(|v| !v.is_empty())
+        banner
+            .as_deref()
+            .and_then(version)
+            .or_else(|| self.line("sys/module/nvidia/version"))
+            .filter(|v| !v.is_empty())
     }
 }
 
 /// "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build ..." -> "580.159.04".
 fn version(banner: &str) -> Option<String> {
-    let line = banner.lines().find(|line| line.starts_with("NVRM version:"))?;
-    let is_version = |word: &&str| word.contains('.') && word.split('.').all(|n| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()));
-    line.split_ascii_whitespace().find(is_version).map(|word| bounded(word, 64).to_owned())
+    let line = banner
+        .lines()
+        .find(|line| line.starts_with("NVRM version:"))?;
+    let is_version = |word: &&str| {
+        word.contains('.')
+            && word
+                .split('.')
+                .all(|n| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()))
+    };
+    line.split_ascii_whitespace()
+        .find(is_version)
+        .map(|word| bounded(word, 64).to_owned())
 }

@@ -32,7 +32,11 @@ const KILL: u64 = 1 << (libc::SIGKILL - 1);
 impl Proc {
     /// Details of the `relevant` processes of a scan, and how they stand. Those that vanished are left out.
     #[must_use]
-    pub fn describe(&self, tasks: &[TaskLine], relevant: &BTreeSet<ProcessId>) -> (Vec<ProcessInfo>, Vec<ProcessState>) {
+    pub fn describe(
+        &self,
+        tasks: &[TaskLine],
+        relevant: &BTreeSet<ProcessId>,
+    ) -> (Vec<ProcessInfo>, Vec<ProcessState>) {
         let mut processes: BTreeMap<ProcessId, Vec<&TaskLine>> = BTreeMap::new();
         for task in tasks.iter().filter(|task| relevant.contains(&task.id)) {
             processes.entry(task.id).or_default().push(task);
@@ -41,7 +45,9 @@ impl Proc {
         let mut described = (Vec::new(), Vec::new());
         for (id, threads) in processes {
             let paths = self.cgroups(id.tgid()).unwrap_or_default();
-            let is_frozen = *frozen.entry(paths.clone()).or_insert_with(|| self.frozen(&paths));
+            let is_frozen = *frozen
+                .entry(paths.clone())
+                .or_insert_with(|| self.frozen(&paths));
             let info = self.info(id, &threads, &paths);
             let state = self.state(id, &threads, is_frozen);
             // Read last: if the PID is still this process's now, it was while we read.
@@ -72,7 +78,10 @@ impl Proc {
         let mut info = ProcessInfo {
             id,
             cmdline: self.cmdline(id.tgid()),
-            container: [&paths.unified, &paths.pids, &paths.freezer].into_iter().flatten().find_map(|path| container::of(path)),
+            container: [&paths.unified, &paths.pids, &paths.freezer]
+                .into_iter()
+                .flatten()
+                .find_map(|path| container::of(path)),
             cgroup,
             ..ProcessInfo::default()
         };
@@ -116,6 +125,8 @@ impl Proc {
             Some(task) if leader_exited => self.status(pid, task.tid),
             _ => status.clone(),
         };
+        // Without a scan's word only its number is known.
+        let by_number = (status.tracer != 0).then_some(ProcessId(status.tracer, 0));
         let killed = (status.pending | living.pending) & KILL != 0;
         ProcessState {
             id,
@@ -124,26 +135,38 @@ impl Proc {
             leader_exited,
             exiting: live.iter().any(|task| task.flags & PF_EXITING != 0),
             dumping_core: status.dumping_core || living.dumping_core,
-            tracer: threads.iter().find_map(|task| task.tracer),
+            tracer: threads.iter().find_map(|task| task.tracer).or(by_number),
             frozen,
             pending: status.pending | living.pending,
-            blocked: if leader_exited { living.blocked } else { status.blocked },
+            blocked: if leader_exited {
+                living.blocked
+            } else {
+                status.blocked
+            },
             ignored: status.ignored,
             caught: status.caught,
-            cpu_ns: threads.iter().map(|task| task.cpu_ns).fold(0, u64::saturating_add),
-            exit_code: leader.filter(|_| live.is_empty()).map(|task| task.exit_code),
+            cpu_ns: threads
+                .iter()
+                .map(|task| task.cpu_ns)
+                .fold(0, u64::saturating_add),
+            exit_code: leader
+                .filter(|_| live.is_empty())
+                .map(|task| task.exit_code),
             stuck: self.stuck(pid, &live, killed),
         }
     }
 
     fn status(&self, pid: u32, tid: u32) -> Status {
-        self.text(format!("proc/{pid}/task/{tid}/status")).map(|text| Status::parse(&text)).unwrap_or_default()
+        self.text(format!("proc/{pid}/task/{tid}/status"))
+            .map(|text| Status::parse(&text))
+            .unwrap_or_default()
     }
 
     /// Threads that are exiting, in uninterruptible sleep, or still there although SIGKILL is pending: the kernel
     /// marks SIGKILL as pending for every thread (complete_signal, kernel/signal.c).
     fn stuck(&self, pid: u32, live: &[&&TaskLine], killed: bool) -> Vec<StuckThread> {
-        let worth = |task: &&&&TaskLine| killed || task.flags & PF_EXITING != 0 || uninterruptible(task);
+        let worth =
+            |task: &&&&TaskLine| killed || task.flags & PF_EXITING != 0 || uninterruptible(task);
         live.iter()
             .filter(worth)
             .take(STUCK_MAX)
@@ -158,20 +181,33 @@ impl Proc {
 
     /// Kernel stack of a thread, innermost frame first; empty when it may not be read or the thread is running.
     fn stack(&self, pid: u32, tid: u32) -> Vec<String> {
-        let text = self.text(format!("proc/{pid}/task/{tid}/stack")).unwrap_or_default();
-        text.lines().map(frame).filter(|frame| !frame.is_empty()).take(FRAMES_MAX).collect()
+        let text = self
+            .text(format!("proc/{pid}/task/{tid}/stack"))
+            .unwrap_or_default();
+        text.lines()
+            .map(frame)
+            .filter(|frame| !frame.is_empty())
+            .take(FRAMES_MAX)
+            .collect()
     }
 }
 
 /// The leader, or any thread when the scan did not see it.
 fn leader<'a>(id: ProcessId, threads: &[&'a TaskLine]) -> Option<&'a TaskLine> {
-    threads.iter().find(|task| task.tid == id.tgid()).or_else(|| threads.first()).copied()
+    threads
+        .iter()
+        .find(|task| task.tid == id.tgid())
+        .or_else(|| threads.first())
+        .copied()
 }
 
 /// "[<0>] uvm_spin_loop+0x1c/0x90 [nvidia_uvm]" -> "uvm_spin_loop+0x1c/0x90 [nvidia_uvm]".
 fn frame(line: &str) -> String {
     let line = line.trim();
-    let symbol = match line.strip_prefix("[<").and_then(|rest| rest.split_once(">]")) {
+    let symbol = match line
+        .strip_prefix("[<")
+        .and_then(|rest| rest.split_once(">]"))
+    {
         Some((_, symbol)) => symbol.trim_start(),
         None => line,
     };

@@ -7,8 +7,6 @@ pub(super) struct Status {
     pub(super) state: String,
     /// PID of the ptracer, 0 if none, in the reader's namespace.
     pub(super) tracer: u32,
-    /// Threads that are not reaped.
-    pub(super) threads: u32,
     /// Innermost PID.
     pub(super) ns_pid: Option<u32>,
     /// `SigPnd` and `ShdPnd` together.
@@ -36,9 +34,18 @@ impl Status {
             match key {
                 "State" => status.state = value.chars().take(1).collect(),
                 "TracerPid" => status.tracer = number(),
-                "Threads" => status.threads = number(),
-                "Uid" => status.uid = value.split_ascii_whitespace().next().and_then(|uid| uid.parse().ok()),
-                "NSpid" => status.ns_pid = value.split_ascii_whitespace().next_back().and_then(|pid| pid.parse().ok()),
+                "Uid" => {
+                    status.uid = value
+                        .split_ascii_whitespace()
+                        .next()
+                        .and_then(|uid| uid.parse().ok())
+                }
+                "NSpid" => {
+                    status.ns_pid = value
+                        .split_ascii_whitespace()
+                        .next_back()
+                        .and_then(|pid| pid.parse().ok())
+                }
                 "SigPnd" | "ShdPnd" => status.pending |= mask(),
                 "SigBlk" => status.blocked = mask(),
                 "SigIgn" => status.ignored = mask(),
@@ -48,5 +55,20 @@ impl Status {
             }
         }
         status
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn any_text_is_parsed_without_a_panic(text in ".*", value in "\\PC*") {
+            Status::parse(&text);
+            Status::parse(&format!("SigBlk:{value}\nUid:{value}\nNSpid:{value}\nState:{value}"));
+        }
     }
 }
