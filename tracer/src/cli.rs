@@ -111,12 +111,12 @@ pub struct Record {
     /// Stop after this long ("90s", "2h").
     #[arg(long, value_name = "D", value_parser = humantime::parse_duration)]
     pub duration: Option<Duration>,
-    /// Start a new file when this one has reached SIZE ("256MiB").
-    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "256MiB")]
-    pub rotate_size: u64,
-    /// Keep this many files; older ones of this run are deleted.
-    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..))]
-    pub keep: u32,
+    /// Number the files (PATH.000001...) and start a new one when this one has reached SIZE ("256MiB").
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub rotate_size: Option<u64>,
+    /// With --rotate-size: keep this many files; older ones of this run are deleted.
+    #[arg(long, value_name = "N", requires = "rotate_size", value_parser = clap::value_parser!(u32).range(1..))]
+    pub keep: Option<u32>,
 }
 
 /// `outlive timeline`.
