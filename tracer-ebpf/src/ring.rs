@@ -42,6 +42,19 @@ pub(crate) fn header<T>(kind: Kind, flags: u32, who: Proc, comm: [u8; 16]) -> He
     Header { kind: kind as u16, size: size_of::<T>() as u16, flags, at: now(), who, comm }
 }
 
+/// Writes every member of a record in place, one after the other. (A record built as a value and copied would go through
+/// the stack, of which nested programs have 512 bytes between them.)
+macro_rules! fill {
+    ($place:expr, $record:path { $($member:ident: $value:expr),* $(,)? }) => {{
+        let place: *mut $record = $place.as_mut_ptr();
+        // Does not compile when a member is left out.
+        let _all_members = |$record { $($member: _),* }: $record| ();
+        // SAFETY: `place` is memory for one record, so each member is valid to write.
+        $(unsafe { (&raw mut (*place).$member).write($value) };)*
+    }};
+}
+pub(crate) use fill;
+
 /// Puts one record on the ring; `fill` writes every byte of it. Counts the loss when the ring is full.
 #[inline(always)]
 pub(crate) fn send<T: 'static>(fill: impl FnOnce(&mut MaybeUninit<T>)) {

@@ -13,7 +13,7 @@ use outlive_ebpf::{
 };
 
 use crate::{
-    files::{self, File},
+    files::{self, Entry, File},
     hook::iterator,
     kernel::{Memory, Raw, Typed, offset, opaque, repeat, user},
     ring,
@@ -145,12 +145,12 @@ fn next_descriptor(walk: &mut Messages) -> Option<()> {
     walk.descriptors = walk.descriptors.wrapping_sub(1);
     let task = Task::current();
     if let Some((file, dev)) = files::nvidia_at(task, fd) {
+        let mut entry = Entry { kind: Kind::Sent, task, fd: -1, file, dev, socket: walk.socket };
         if walk.kind == Kind::Received as u64 {
             tracked::adopt(task);
-            files::send(Kind::Received, task, fd as i32, file, dev, walk.socket);
-        } else {
-            files::send(Kind::Sent, task, -1, file, dev, walk.socket);
+            entry = Entry { kind: Kind::Received, fd: fd as i32, ..entry };
         }
+        entry.send();
     }
     Some(())
 }
@@ -220,9 +220,8 @@ unsafe extern "C" fn queue_step(_index: u32, queue: *mut Queue) -> c_long {
         walk.slots = walk.slots.wrapping_sub(1);
         if let Some(dev) = file.nvidia() {
             let task = Task(Typed::from_context(queue.task));
-            let mut record = files::describe(Kind::InFlight, task, walk.fd as i32, file, dev);
-            record.socket = walk.socket;
-            iterator::put(queue.seq, &record);
+            let entry = Entry { kind: Kind::InFlight, task, fd: walk.fd as i32, file, dev, socket: walk.socket };
+            iterator::write(queue.seq, |place| entry.describe(place, 0, 0));
         }
         return 0;
     }

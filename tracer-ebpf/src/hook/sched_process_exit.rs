@@ -7,7 +7,7 @@ use aya_ebpf::{macros::raw_tracepoint, programs::RawTracePointContext};
 use outlive_ebpf::record::{Exit, Kind, flag};
 
 use crate::{
-    ring,
+    ring::{self, fill},
     tracked::{self, Current},
 };
 
@@ -34,12 +34,12 @@ pub(crate) fn sched_process_exit(_ctx: RawTracePointContext) -> i32 {
         flags |= flag::GPU_USER;
     }
     ring::send::<Exit>(|entry| {
-        entry.write(Exit {
+        fill!(entry, Exit {
             header: ring::header::<Exit>(Kind::Exit, flags, task.thread(), task.comm()),
             parent: parent.process(),
             code: task.exit_code(),
             group_code: signal.group_exit_code(),
-            live,
+            live: live,
             task_flags: task.flags(),
         });
     });

@@ -10,7 +10,7 @@ use outlive_ebpf::record::{Kind, Signal, flag};
 use super::siginfo::Info;
 use crate::{
     kernel::{self, Raw},
-    ring,
+    ring::{self, fill},
     task::{PF_EXITING, Task},
     tracked,
 };
@@ -47,12 +47,12 @@ pub(crate) fn signal_generate(ctx: RawTracePointContext) -> i32 {
         if flags & flag::GROUP != 0 {
             who.tid = 0;
         }
-        entry.write(Signal {
+        fill!(entry, Signal {
             header: ring::header::<Signal>(Kind::SignalGenerate, flags, who, target.comm()),
             sender: sender.thread(),
             sender_comm: sender.comm(),
             number: signal as i32,
-            code,
+            code: code,
             result: ctx.arg(4),
             sender_uid: tracked::current_uid(),
         });

@@ -10,7 +10,7 @@ use outlive_ebpf::record::{Kind, Reap};
 use super::returned;
 use crate::{
     kernel::{Registers, user},
-    ring,
+    ring::{self, fill},
     tracked::{self, Current},
 };
 
@@ -84,6 +84,6 @@ fn reaped(parent: Current, child: u32) {
     ring::send::<Reap>(|entry| {
         let (who, comm) = (parent.task.thread(), parent.task.comm());
         let header = ring::header::<Reap>(Kind::Reap, parent.flags(), who, comm);
-        entry.write(Reap { header, child, ns_level: level });
+        fill!(entry, Reap { header: header, child: child, ns_level: level });
     });
 }
