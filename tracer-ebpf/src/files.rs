@@ -60,7 +60,9 @@ impl<M: Memory> File<M> {
         }
         let dev = inode.get::<u32>(offset!(inode_rdev));
         // SAFETY: only the presence of the key is used.
-        if unsafe { DEVICES.get(dev) }.is_none() || self.0.get::<u32>(offset!(file_mode)) & FMODE_PATH != 0 {
+        if unsafe { DEVICES.get(dev) }.is_none()
+            || self.0.get::<u32>(offset!(file_mode)) & FMODE_PATH != 0
+        {
             return Is::Other;
         }
         Is::Nvidia(dev)
@@ -76,7 +78,11 @@ impl<M: Memory> File<M> {
     /// Is it a socket?
     #[inline(always)]
     pub(crate) fn is_socket(self) -> bool {
-        self.0.follow(offset!(file_inode)).get::<u16>(offset!(inode_mode)) & S_IFMT == S_IFSOCK
+        self.0
+            .follow(offset!(file_inode))
+            .get::<u16>(offset!(inode_mode))
+            & S_IFMT
+            == S_IFSOCK
     }
     /// Inode number.
     #[inline(always)]
@@ -103,7 +109,11 @@ impl<M: Memory> File<M> {
     /// [`flag::OPENED_CLOEXEC`] when it was opened with O_CLOEXEC.
     #[inline(always)]
     fn opened_flag(self) -> u32 {
-        if self.0.get::<u32>(offset!(file_flags)) & O_CLOEXEC != 0 { flag::OPENED_CLOEXEC } else { 0 }
+        if self.0.get::<u32>(offset!(file_flags)) & O_CLOEXEC != 0 {
+            flag::OPENED_CLOEXEC
+        } else {
+            0
+        }
     }
 }
 
@@ -133,7 +143,11 @@ impl Table {
     fn cloexec_flag(self, fd: u32) -> u32 {
         let bits = Raw(self.0.get(offset!(fdtable_close_on_exec)));
         let word: u64 = bits.get((fd / 64) as usize * 8);
-        if word >> (fd % 64) & 1 != 0 { flag::CLOEXEC } else { 0 }
+        if word >> (fd % 64) & 1 != 0 {
+            flag::CLOEXEC
+        } else {
+            0
+        }
     }
 }
 
@@ -165,22 +179,25 @@ impl<M: Memory> Entry<M> {
     /// Writes the record; `at` is when, or 0 when the reader stamps it.
     #[inline(always)]
     pub(crate) fn describe(self, place: &mut MaybeUninit<record::File>, flags: u32, at: u64) {
-        fill!(place, record::File {
-            header: record::Header {
-                kind: self.kind as u16,
-                size: size_of::<record::File>() as u16,
-                flags: flags | self.flags(),
-                at,
-                who: self.task.thread(),
-                comm: self.task.comm(),
-            },
-            file: self.file.0.address(),
-            cred: self.file.cred(),
-            files: self.task.files().address(),
-            socket: self.socket,
-            fd: self.fd,
-            dev: self.dev,
-        });
+        fill!(
+            place,
+            record::File {
+                header: record::Header {
+                    kind: self.kind as u16,
+                    size: size_of::<record::File>() as u16,
+                    flags: flags | self.flags(),
+                    at,
+                    who: self.task.thread(),
+                    comm: self.task.comm(),
+                },
+                file: self.file.0.address(),
+                cred: self.file.cred(),
+                files: self.task.files().address(),
+                socket: self.socket,
+                fd: self.fd,
+                dev: self.dev,
+            }
+        );
     }
 
     /// What the descriptor and the table say.

@@ -102,12 +102,19 @@ impl<M: Memory> Task<M> {
     /// The thread, as records name it.
     #[inline(always)]
     pub(crate) fn thread(self) -> Proc {
-        Proc { tgid: self.tgid(), tid: self.tid(), start: self.leader().started() }
+        Proc {
+            tgid: self.tgid(),
+            tid: self.tid(),
+            start: self.leader().started(),
+        }
     }
     /// The process, as records name it.
     #[inline(always)]
     pub(crate) fn process(self) -> Proc {
-        Proc { tid: 0, ..self.thread() }
+        Proc {
+            tid: 0,
+            ..self.thread()
+        }
     }
     /// Its `struct pid`; none once it is reaped.
     #[inline(always)]
@@ -134,12 +141,19 @@ impl<M: Memory> Signal<M> {
     /// [`flag::GROUP_EXIT`] when the whole group was told to exit.
     #[inline(always)]
     pub(crate) fn group_exit_flag(self) -> u32 {
-        if self.0.get::<u32>(offset!(signal_flags)) & SIGNAL_GROUP_EXIT != 0 { flag::GROUP_EXIT } else { 0 }
+        if self.0.get::<u32>(offset!(signal_flags)) & SIGNAL_GROUP_EXIT != 0 {
+            flag::GROUP_EXIT
+        } else {
+            0
+        }
     }
     /// A `struct pid` of the group, by enum pid_type.
     #[inline(always)]
     fn pid(self, kind: usize) -> Pid {
-        Pid(Raw(self.0.follow(offset!(signal_pids) + kind * 8).address()))
+        Pid(Raw(self
+            .0
+            .follow(offset!(signal_pids) + kind * 8)
+            .address()))
     }
 }
 
@@ -151,49 +165,68 @@ impl Pid {
     /// Depth of its PID namespace.
     #[inline(always)]
     pub(crate) fn level(self) -> u32 {
-        if self.0.address() == 0 { 0 } else { self.0.get(offset!(pid_level)) }
+        if self.0.address() == 0 {
+            0
+        } else {
+            self.0.get(offset!(pid_level))
+        }
     }
     /// Its number in the namespace at depth `level`, which it must be in.
     #[inline(always)]
     pub(crate) fn number(self, level: u32) -> u32 {
-        if self.0.address() == 0 { 0 } else { self.0.get(offset!(pid_numbers) + (level.wrapping_mul(UPID_SIZE)) as usize) }
+        if self.0.address() == 0 {
+            0
+        } else {
+            self.0
+                .get(offset!(pid_numbers) + (level.wrapping_mul(UPID_SIZE)) as usize)
+        }
     }
 }
 
 /// Writes the whole description of a thread; `at` is when, or 0 when the reader stamps it.
 #[inline(always)]
-pub(crate) fn describe(place: &mut MaybeUninit<record::Task>, task: Task<Typed>, flags: u32, at: u64) {
+pub(crate) fn describe(
+    place: &mut MaybeUninit<record::Task>,
+    task: Task<Typed>,
+    flags: u32,
+    at: u64,
+) {
     let memory = task.0;
     let signal = task.signal();
     let pid = task.pid();
     let level = pid.level();
-    fill!(place, record::Task {
-        header: record::Header {
-            kind: Kind::Task as u16,
-            size: size_of::<record::Task>() as u16,
-            flags: flags | state_flags(task),
-            at,
-            who: task.thread(),
-            comm: task.comm(),
-        },
-        parent: task.parent().process(),
-        tracer: tracer(task),
-        cred: task.cred(),
-        files: task.files().address(),
-        cpu_ns: memory.get::<u64>(offset!(task_utime)).wrapping_add(memory.get(offset!(task_stime))),
-        state: memory.get(offset!(task_state)),
-        exit_state: memory.get(offset!(task_exit_state)),
-        task_flags: task.flags(),
-        exit_code: task.exit_code(),
-        live: signal.live(),
-        jobctl: memory.get::<u64>(offset!(task_jobctl)) as u32,
-        uid: memory.follow(offset!(task_cred)).get(offset!(cred_uid)),
-        ns_pid: pid.number(level),
-        ns_level: level,
-        session: signal.pid(PIDTYPE_SID).number(0),
-        pgrp: signal.pid(PIDTYPE_PGID).number(0),
-        pad: 0,
-    });
+    fill!(
+        place,
+        record::Task {
+            header: record::Header {
+                kind: Kind::Task as u16,
+                size: size_of::<record::Task>() as u16,
+                flags: flags | state_flags(task),
+                at,
+                who: task.thread(),
+                comm: task.comm(),
+            },
+            parent: task.parent().process(),
+            tracer: tracer(task),
+            cred: task.cred(),
+            files: task.files().address(),
+            cpu_ns: memory
+                .get::<u64>(offset!(task_utime))
+                .wrapping_add(memory.get(offset!(task_stime))),
+            state: memory.get(offset!(task_state)),
+            exit_state: memory.get(offset!(task_exit_state)),
+            task_flags: task.flags(),
+            exit_code: task.exit_code(),
+            live: signal.live(),
+            jobctl: memory.get::<u64>(offset!(task_jobctl)) as u32,
+            uid: memory.follow(offset!(task_cred)).get(offset!(cred_uid)),
+            ns_pid: pid.number(level),
+            ns_level: level,
+            session: signal.pid(PIDTYPE_SID).number(0),
+            pgrp: signal.pid(PIDTYPE_PGID).number(0),
+            pad: 0,
+        }
+    );
 }
 
 /// Bits of [`flag`] that say how a thread stands.
@@ -213,7 +246,11 @@ fn state_flags(task: Task<Typed>) -> u32 {
 #[inline(always)]
 fn tracer(task: Task<Typed>) -> Proc {
     if task.0.get::<u32>(offset!(task_ptrace)) == 0 {
-        return Proc { tgid: 0, tid: 0, start: 0 };
+        return Proc {
+            tgid: 0,
+            tid: 0,
+            start: 0,
+        };
     }
     Task(task.0.follow(offset!(task_parent))).process()
 }

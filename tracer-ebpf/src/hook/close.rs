@@ -16,7 +16,15 @@ pub(crate) fn sys_enter_close(ctx: TracePointContext) -> u32 {
     };
     let fd = field::<u64>(&ctx, 16) as u32;
     if let Some((file, dev)) = nvidia_at(user.task, fd) {
-        Entry { kind: Kind::Close, task: user.task, fd: fd as i32, file, dev, socket: 0 }.send();
+        Entry {
+            kind: Kind::Close,
+            task: user.task,
+            fd: fd as i32,
+            file,
+            dev,
+            socket: 0,
+        }
+        .send();
     }
     0
 }

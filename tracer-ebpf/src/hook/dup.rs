@@ -32,7 +32,15 @@ fn duplicated(ctx: &TracePointContext) -> u32 {
         return 0;
     };
     if let Some((file, dev)) = nvidia_at(user.task, fd as u32) {
-        Entry { kind: Kind::Dup, task: user.task, fd: fd as i32, file, dev, socket: 0 }.send();
+        Entry {
+            kind: Kind::Dup,
+            task: user.task,
+            fd: fd as i32,
+            file,
+            dev,
+            socket: 0,
+        }
+        .send();
     }
     0
 }

@@ -44,7 +44,14 @@ pub(crate) extern "C" fn iter_task_file(ctx: *const Context) -> i32 {
             return 0;
         }
     };
-    let entry = Entry { kind, task, fd: fd as i32, file, dev, socket: 0 };
+    let entry = Entry {
+        kind,
+        task,
+        fd: fd as i32,
+        file,
+        dev,
+        socket: 0,
+    };
     write(Meta::seq(meta), |place| entry.describe(place, 0, 0));
     0
 }

@@ -26,5 +26,11 @@ pub(crate) fn write<T>(seq: *mut c_void, fill: impl FnOnce(&mut MaybeUninit<T>))
     let mut record = MaybeUninit::uninit();
     fill(&mut record);
     // SAFETY: the record is `size_of::<T>()` bytes without padding, all written.
-    unsafe { bpf_seq_write(seq.cast(), record.as_mut_ptr().cast(), size_of::<T>() as u32) };
+    unsafe {
+        bpf_seq_write(
+            seq.cast(),
+            record.as_mut_ptr().cast(),
+            size_of::<T>() as u32,
+        )
+    };
 }

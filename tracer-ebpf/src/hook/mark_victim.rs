@@ -10,8 +10,17 @@ use crate::ring::{self, fill};
 pub(crate) fn mark_victim(ctx: TracePointContext) -> u32 {
     let tid: u32 = field(&ctx, 8);
     ring::send::<Oom>(|entry| {
-        let who = Proc { tgid: 0, tid, start: 0 };
-        fill!(entry, Oom { header: ring::header::<Oom>(Kind::OomVictim, 0, who, [0; 16]) });
+        let who = Proc {
+            tgid: 0,
+            tid,
+            start: 0,
+        };
+        fill!(
+            entry,
+            Oom {
+                header: ring::header::<Oom>(Kind::OomVictim, 0, who, [0; 16])
+            }
+        );
     });
     0
 }

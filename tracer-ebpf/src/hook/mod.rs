@@ -1,5 +1,8 @@
 //! The hooks, one file each. A file opens with the kernel's prototype and the oldest kernel that has it.
-#![expect(unsafe_code, reason = "program entry points are exported symbols that take a raw context")]
+#![expect(
+    unsafe_code,
+    reason = "program entry points are exported symbols that take a raw context"
+)]
 
 mod close;
 mod close_range;
@@ -53,8 +56,16 @@ fn acquired(ctx: &TracePointContext, kind: Kind) -> u32 {
     }
     let task = Task::current();
     if let Some((file, dev)) = nvidia_at(task, fd as u32) {
-        tracked::adopt(task);
-        Entry { kind, task, fd: fd as i32, file, dev, socket: 0 }.send();
+        tracked::adopt();
+        Entry {
+            kind,
+            task,
+            fd: fd as i32,
+            file,
+            dev,
+            socket: 0,
+        }
+        .send();
     }
     0
 }

@@ -27,13 +27,16 @@ pub(crate) fn sched_process_fork(ctx: RawTracePointContext) -> i32 {
     ring::send::<Fork>(|entry| {
         let who = child.thread();
         let pid = child.pid();
-        fill!(entry, Fork {
-            header: ring::header::<Fork>(Kind::Fork, flag::GPU_USER, who, child.comm()),
-            parent: parent.task.thread(),
-            cred: child.cred(),
-            shares_files: u32::from(child.files().address() == parent.task.files().address()),
-            ns_pid: pid.number(pid.level()),
-        });
+        fill!(
+            entry,
+            Fork {
+                header: ring::header::<Fork>(Kind::Fork, flag::GPU_USER, who, child.comm()),
+                parent: parent.task.thread(),
+                cred: child.cred(),
+                shares_files: u32::from(child.files().address() == parent.task.files().address()),
+                ns_pid: pid.number(pid.level()),
+            }
+        );
     });
     0
 }
