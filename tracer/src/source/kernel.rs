@@ -20,6 +20,7 @@ mod watcher;
 
 use std::collections::{BTreeSet, HashMap};
 use std::io;
+use std::os::fd::OwnedFd;
 
 pub use facts::Facts;
 pub use scanner::ScanPart;
@@ -29,6 +30,7 @@ use crate::sys;
 use btf::{BtfError, Resolved};
 use decode::{Decoded, Tokens};
 use scanner::Scanner;
+use uring::Operations;
 use watcher::Watcher;
 
 /// The programs, as `cargo xtask ebpf` built them.
@@ -175,12 +177,12 @@ impl Kernel {
             let missing = format!("{}.{} {problem}", wanted.structure, wanted.member);
             limits.push((missing, "NVIDIA files that wait unread in unix sockets".to_owned()));
         }
-        let operations = ring_operations(&resolved).unwrap_or_else(|why| {
+        let operations = ring_operations(&resolved);
+        if let Err(why) = &operations {
             let voids = "NVIDIA files that are registered in an io_uring".to_owned();
             limits.push((format!("the address of io_uring's file operations ({why})"), voids));
-            0
-        });
-        let constants = Constants::new(&resolved, operations);
+        }
+        let constants = Constants::new(&resolved, operations.ok());
         let scanner = Scanner::load(OBJECT, &resolved, &constants, &options.devices);
         let why_not = scanner.as_ref().err().map(ToString::to_string);
         let hooks = ["iter/task", "iter/task_file"];
@@ -304,7 +306,7 @@ impl Kernel {
     }
 }
 
-fn ring_operations(resolved: &Resolved) -> io::Result<u64> {
+fn ring_operations(resolved: &Resolved) -> io::Result<Operations> {
     let iterator = resolved.iter_task_file.ok_or_else(|| io::Error::other("this kernel has no iter/task_file"))?;
     uring::operations(resolved.offsets.file_op, iterator)
 }
@@ -315,16 +317,19 @@ struct Constants {
     offsets: Vec<u8>,
     signal_skip_mask: [u8; 8],
     io_uring_fops: [u8; 8],
+    /// Closed when the constants go, which is after the last program is loaded ([`Operations::ring`]).
+    _ring: Option<OwnedFd>,
 }
 
 impl Constants {
-    fn new(resolved: &Resolved, io_uring_fops: u64) -> Constants {
+    fn new(resolved: &Resolved, operations: Option<Operations>) -> Constants {
         let noise = NOISE.iter().copied().chain(FIRST_UNNAMED..=64);
         let mask = noise.fold(0_u64, |mask, signal| mask | 1 << (signal - 1));
         Constants {
             offsets: resolved.words.iter().flat_map(|word| word.to_ne_bytes()).collect(),
             signal_skip_mask: mask.to_ne_bytes(),
-            io_uring_fops: io_uring_fops.to_ne_bytes(),
+            io_uring_fops: operations.as_ref().map_or(0, |operations| operations.address).to_ne_bytes(),
+            _ring: operations.map(|operations| operations.ring),
         }
     }
 
@@ -351,7 +356,7 @@ mod tests {
             iter_task: None,
             iter_task_file: None,
         };
-        let mask = u64::from_ne_bytes(Constants::new(&resolved, 0).signal_skip_mask);
+        let mask = u64::from_ne_bytes(Constants::new(&resolved, None).signal_skip_mask);
         let skipped = |signal: i32| mask >> (signal - 1) & 1 == 1;
         for signal in [libc::SIGKILL, libc::SIGTERM, libc::SIGINT, libc::SIGSTOP, libc::SIGCONT, libc::SIGABRT, libc::SIGSEGV] {
             assert!(!skipped(signal), "{signal}");

@@ -28,6 +28,8 @@ const PROG_TYPE_TRACING: u32 = 26;
 const TRACE_ITER: u32 = 28;
 /// Bytes of the verifier's log that are kept of a refused program: its end says why.
 const LOG_BYTES: usize = 1 << 20;
+/// Times that the verifier may be interrupted by a signal (EAGAIN) before that counts as a refusal.
+const INTERRUPTIONS_MAX: u32 = 5;
 
 /// # Safety
 /// `T` must be the attributes of `command`, and every address in it valid for what the kernel does there.
@@ -216,7 +218,14 @@ const UNIT: usize = 8;
 
 /// Loads an iterator program. The error of a refusal carries the end of the verifier's log.
 pub(super) fn load_iterator(program: IteratorProgram<'_>) -> io::Result<OwnedFd> {
-    match try_load(program, &mut []) {
+    let mut result = try_load(program, &mut []);
+    for _ in 0..INTERRUPTIONS_MAX {
+        if !matches!(&result, Err(error) if error.kind() == io::ErrorKind::WouldBlock) {
+            break;
+        }
+        result = try_load(program, &mut []);
+    }
+    match result {
         Err(refused) if refused.kind() != io::ErrorKind::OutOfMemory => {
             let mut log = vec![0; LOG_BYTES];
             // The second try is for its log; if it succeeds, all the better.

@@ -5,7 +5,7 @@
 
 use std::fs;
 use std::io::{self, Read as _};
-use std::os::fd::{AsFd as _, AsRawFd as _};
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 
 use super::bpf;
 use crate::event::{DeviceNode, Hold};
@@ -19,12 +19,21 @@ const SLOT: i16 = -8;
 /// `BPF_FUNC_seq_write`.
 const SEQ_WRITE: i32 = 127;
 
-/// The address of `io_uring_fops` in the running kernel, given where `file.f_op` lies and which function
-/// `bpf_iter_task_file` is.
+/// What identifies an io_uring, and the ring that told it.
+#[derive(Debug)]
+pub(super) struct Operations {
+    /// Address of `io_uring_fops`.
+    pub(super) address: u64,
+    /// Keep it until all programs are loaded: a closed ring's exit work counts as a signal to this thread for some
+    /// milliseconds, and the verifier gives up with EAGAIN when a signal is pending (kernel/bpf/verifier.c, do_check).
+    pub(super) ring: OwnedFd,
+}
+
+/// Learns `io_uring_fops` of the running kernel, given where `file.f_op` lies and which function `bpf_iter_task_file` is.
 ///
 /// # Errors
 /// io_uring is not available, or the kernel is older than 6.1 and cannot run an iterator over one process.
-pub(super) fn operations(file_op: u32, iter_task_file: u32) -> io::Result<u64> {
+pub(super) fn operations(file_op: u32, iter_task_file: u32) -> io::Result<Operations> {
     let ring = bpf::own_ring()?;
     let instructions = program(ring.as_raw_fd(), i16::try_from(file_op).map_err(io::Error::other)?);
     let program = bpf::load_iterator(bpf::IteratorProgram {
@@ -35,7 +44,7 @@ pub(super) fn operations(file_op: u32, iter_task_file: u32) -> io::Result<u64> {
     let link = bpf::link_iterator(program.as_fd(), Some(std::process::id()))?;
     let mut address = [0; 8];
     bpf::run_iterator(link.as_fd())?.read_exact(&mut address)?;
-    Ok(u64::from_ne_bytes(address))
+    Ok(Operations { address: u64::from_ne_bytes(address), ring })
 }
 
 /// `if (ctx->file && ctx->fd == fd) bpf_seq_write(ctx->meta->seq, &ctx->file->f_op, 8); return 0;`
