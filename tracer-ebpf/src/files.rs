@@ -3,6 +3,8 @@
 //! An NVIDIA file is a character device whose number is in `DEVICES`, and not opened with O_PATH, which holds nothing.
 #![expect(unsafe_code, reason = "map values are raw pointers")]
 
+use core::mem::MaybeUninit;
+
 use aya_ebpf::{macros::map, maps::HashMap};
 use outlive_ebpf::{
     limits::DEVICES_MAX,
@@ -11,7 +13,7 @@ use outlive_ebpf::{
 
 use crate::{
     kernel::{Memory, Raw, Typed, offset},
-    ring,
+    ring::{self, fill},
     task::Task,
 };
 
@@ -58,7 +60,9 @@ impl<M: Memory> File<M> {
         }
         let dev = inode.get::<u32>(offset!(inode_rdev));
         // SAFETY: only the presence of the key is used.
-        if unsafe { DEVICES.get(dev) }.is_none() || self.0.get::<u32>(offset!(file_mode)) & FMODE_PATH != 0 {
+        if unsafe { DEVICES.get(dev) }.is_none()
+            || self.0.get::<u32>(offset!(file_mode)) & FMODE_PATH != 0
+        {
             return Is::Other;
         }
         Is::Nvidia(dev)
@@ -74,7 +78,11 @@ impl<M: Memory> File<M> {
     /// Is it a socket?
     #[inline(always)]
     pub(crate) fn is_socket(self) -> bool {
-        self.0.follow(offset!(file_inode)).get::<u16>(offset!(inode_mode)) & S_IFMT == S_IFSOCK
+        self.0
+            .follow(offset!(file_inode))
+            .get::<u16>(offset!(inode_mode))
+            & S_IFMT
+            == S_IFSOCK
     }
     /// Inode number.
     #[inline(always)]
@@ -101,40 +109,45 @@ impl<M: Memory> File<M> {
     /// [`flag::OPENED_CLOEXEC`] when it was opened with O_CLOEXEC.
     #[inline(always)]
     fn opened_flag(self) -> u32 {
-        if self.0.get::<u32>(offset!(file_flags)) & O_CLOEXEC != 0 { flag::OPENED_CLOEXEC } else { 0 }
+        if self.0.get::<u32>(offset!(file_flags)) & O_CLOEXEC != 0 {
+            flag::OPENED_CLOEXEC
+        } else {
+            0
+        }
     }
 }
 
 /// The descriptor table of a thread.
 #[derive(Clone, Copy)]
-pub(crate) struct Table {
-    files: Typed,
-    table: Typed,
-}
+pub(crate) struct Table(Typed);
 
 impl Table {
     /// Of `task`; None once its files are gone.
     #[inline(always)]
     pub(crate) fn of(task: Task<Typed>) -> Option<Table> {
         let files = task.files();
-        (files.address() != 0).then(|| Table { files, table: files.follow(offset!(files_fdt)) })
+        (files.address() != 0).then(|| Table(files.follow(offset!(files_fdt))))
     }
     /// The file at `fd`.
     #[inline(always)]
     pub(crate) fn file(self, fd: u32) -> Option<File<Raw>> {
-        if fd >= self.table.get::<u32>(offset!(fdtable_max_fds)) {
+        if fd >= self.0.get::<u32>(offset!(fdtable_max_fds)) {
             return None;
         }
-        let slots = Raw(self.table.get(offset!(fdtable_fd)));
+        let slots = Raw(self.0.get(offset!(fdtable_fd)));
         let file = slots.follow(fd as usize * 8);
         (file.address() != 0).then_some(File(file))
     }
     /// [`flag::CLOEXEC`] when the descriptor is close-on-exec.
     #[inline(always)]
     fn cloexec_flag(self, fd: u32) -> u32 {
-        let bits = Raw(self.table.get(offset!(fdtable_close_on_exec)));
+        let bits = Raw(self.0.get(offset!(fdtable_close_on_exec)));
         let word: u64 = bits.get((fd / 64) as usize * 8);
-        if word >> (fd % 64) & 1 != 0 { flag::CLOEXEC } else { 0 }
+        if word >> (fd % 64) & 1 != 0 {
+            flag::CLOEXEC
+        } else {
+            0
+        }
     }
 }
 
@@ -145,39 +158,68 @@ pub(crate) fn nvidia_at(task: Task<Typed>, fd: u32) -> Option<(File<Raw>, u32)> 
     Some((file, file.nvidia()?))
 }
 
-/// The record of one NVIDIA (or, for scans, other) file at a descriptor of `task`. `at` is zero.
-#[inline(always)]
-pub(crate) fn describe<M: Memory>(kind: Kind, task: Task<Typed>, fd: i32, file: File<M>, dev: u32) -> record::File {
-    let mut flags = file.opened_flag();
-    let mut files = 0;
-    if let Some(table) = Table::of(task) {
-        files = table.files.address();
-        if fd >= 0 {
-            flags |= table.cloexec_flag(fd as u32);
-        }
-        if files == task.leader().files().address() {
-            flags |= flag::SHARED_FILES;
-        }
-    }
-    let header = record::Header {
-        kind: kind as u16,
-        size: size_of::<record::File>() as u16,
-        flags,
-        at: 0,
-        who: task.thread(),
-        comm: task.comm(),
-    };
-    record::File { header, file: file.0.address(), cred: file.cred(), files, socket: 0, fd, dev }
+/// One file at one descriptor of a thread, to be reported.
+#[derive(Clone, Copy)]
+pub(crate) struct Entry<M> {
+    /// What is reported.
+    pub(crate) kind: Kind,
+    /// The thread.
+    pub(crate) task: Task<Typed>,
+    /// The descriptor, or -1.
+    pub(crate) fd: i32,
+    /// The file.
+    pub(crate) file: File<M>,
+    /// Its device number, or 0.
+    pub(crate) dev: u32,
+    /// Inode number of the socket that it goes through, or 0.
+    pub(crate) socket: u64,
 }
 
-/// Sends one event about an NVIDIA file of the running process.
-#[inline(always)]
-pub(crate) fn send(kind: Kind, task: Task<Typed>, fd: i32, file: File<Raw>, dev: u32, socket: u64) {
-    ring::send::<record::File>(|entry| {
-        let mut record = describe(kind, task, fd, file, dev);
-        record.header.at = ring::now();
-        record.header.flags |= flag::GPU_USER;
-        record.socket = socket;
-        entry.write(record);
-    });
+impl<M: Memory> Entry<M> {
+    /// Writes the record; `at` is when, or 0 when the reader stamps it.
+    #[inline(always)]
+    pub(crate) fn describe(self, place: &mut MaybeUninit<record::File>, flags: u32, at: u64) {
+        fill!(
+            place,
+            record::File {
+                header: record::Header {
+                    kind: self.kind as u16,
+                    size: size_of::<record::File>() as u16,
+                    flags: flags | self.flags(),
+                    at,
+                    who: self.task.thread(),
+                    comm: self.task.comm(),
+                },
+                file: self.file.0.address(),
+                cred: self.file.cred(),
+                files: self.task.files().address(),
+                socket: self.socket,
+                fd: self.fd,
+                dev: self.dev,
+            }
+        );
+    }
+
+    /// What the descriptor and the table say.
+    #[inline(always)]
+    fn flags(self) -> u32 {
+        let mut flags = self.file.opened_flag();
+        if self.fd >= 0
+            && let Some(table) = Table::of(self.task)
+        {
+            flags |= table.cloexec_flag(self.fd as u32);
+        }
+        if self.task.shares_files() {
+            flags |= flag::SHARED_FILES;
+        }
+        flags
+    }
+}
+
+impl Entry<Raw> {
+    /// Sends the record as an event of a process that uses GPU files.
+    #[inline(always)]
+    pub(crate) fn send(self) {
+        ring::send::<record::File>(|place| self.describe(place, flag::GPU_USER, ring::now()));
+    }
 }

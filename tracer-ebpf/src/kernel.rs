@@ -4,7 +4,10 @@
 //! object, and what is reached from them), so a read is one instruction that it checks; a fault reads as zero.
 //! [`Raw`]: a number (a raw tracepoint's argument, an array slot), read by `bpf_probe_read_kernel`, which costs a
 //! call and cannot fault; a failed read is zero and counted.
-#![expect(unsafe_code, reason = "reads kernel memory, which the verifier or a helper makes safe")]
+#![expect(
+    unsafe_code,
+    reason = "reads kernel memory, which the verifier or a helper makes safe"
+)]
 
 use core::ffi::c_long;
 
@@ -12,7 +15,8 @@ use aya_ebpf::{
     bindings::pt_regs,
     cty::c_void,
     helpers::generated::{
-        bpf_get_current_task_btf, bpf_loop, bpf_probe_read_kernel, bpf_probe_read_kernel_str, bpf_probe_read_user, bpf_task_pt_regs,
+        bpf_get_current_task_btf, bpf_loop, bpf_probe_read_kernel, bpf_probe_read_kernel_str,
+        bpf_probe_read_user, bpf_task_pt_regs,
     },
 };
 use outlive_ebpf::{limits::Lost, offsets::Offsets};
@@ -64,7 +68,8 @@ macro_rules! offset {
 /// Does this kernel have the member?
 macro_rules! has {
     ($field:ident) => {
-        $crate::kernel::constant(&$crate::kernel::offsets().$field) != outlive_ebpf::offsets::MISSING
+        $crate::kernel::constant(&$crate::kernel::offsets().$field)
+            != outlive_ebpf::offsets::MISSING
     };
 }
 pub(crate) use {has, offset};
@@ -77,7 +82,14 @@ pub(crate) trait Plain: Copy {
 macro_rules! plain {
     ($($t:ty = $zero:expr),*) => { $(impl Plain for $t { const ZERO: Self = $zero; })* };
 }
-plain!(u8 = 0, u16 = 0, u32 = 0, i32 = 0, u64 = 0, [u64; 2] = [0; 2]);
+plain!(
+    u8 = 0,
+    u16 = 0,
+    u32 = 0,
+    i32 = 0,
+    u64 = 0,
+    [u64; 2] = [0; 2]
+);
 
 /// Something in kernel memory that has members.
 pub(crate) trait Memory: Copy {
@@ -127,7 +139,9 @@ impl Memory for Raw {
         let mut value = T::ZERO;
         let source = self.0.wrapping_add(offset as u64) as *const c_void;
         // SAFETY: the helper checks the source; the destination is a local of that size.
-        let result = unsafe { bpf_probe_read_kernel((&raw mut value).cast(), size_of::<T>() as u32, source) };
+        let result = unsafe {
+            bpf_probe_read_kernel((&raw mut value).cast(), size_of::<T>() as u32, source)
+        };
         if result != 0 {
             ring::count(Lost::ReadFailed);
         }
@@ -211,7 +225,11 @@ impl Registers {
 /// Calls `step` until it returns 1, at most `limit` times. `bpf_loop` (since 5.17) and not a Rust loop: the verifier
 /// checks the body once and not once per iteration.
 #[inline(always)]
-pub(crate) fn repeat<T>(limit: u32, step: unsafe extern "C" fn(u32, *mut T) -> c_long, state: &mut T) {
+pub(crate) fn repeat<T>(
+    limit: u32,
+    step: unsafe extern "C" fn(u32, *mut T) -> c_long,
+    state: &mut T,
+) {
     let state = core::ptr::from_mut(state).cast();
     // SAFETY: `step` has the signature that the helper calls, and `state` is its state.
     unsafe { bpf_loop(limit, step as *mut c_void, state, 0) };
@@ -231,7 +249,13 @@ pub(crate) fn opaque<T: Copy>(state: &mut T) {
 pub(crate) fn user<T: Plain>(address: u64) -> Option<T> {
     let mut value = T::ZERO;
     // SAFETY: the helper checks the source; the destination is a local of that size.
-    let result = unsafe { bpf_probe_read_user((&raw mut value).cast(), size_of::<T>() as u32, address as *const c_void) };
+    let result = unsafe {
+        bpf_probe_read_user(
+            (&raw mut value).cast(),
+            size_of::<T>() as u32,
+            address as *const c_void,
+        )
+    };
     if result != 0 {
         ring::count(Lost::ReadFailed);
         return None;
@@ -243,7 +267,9 @@ pub(crate) fn user<T: Plain>(address: u64) -> Option<T> {
 #[inline(always)]
 pub(crate) fn string<const N: usize>(into: &mut [u8; N], address: u64) {
     // SAFETY: the helper checks the source and writes at most N bytes.
-    let length = unsafe { bpf_probe_read_kernel_str(into.as_mut_ptr().cast(), N as u32, address as *const c_void) };
+    let length = unsafe {
+        bpf_probe_read_kernel_str(into.as_mut_ptr().cast(), N as u32, address as *const c_void)
+    };
     if length < 0 {
         ring::count(Lost::ReadFailed);
     }

@@ -2,7 +2,10 @@
 //!
 //! Always true: a walk takes one step per iteration of a loop of at most
 //! [`WALK_STEPS_MAX`]; a walk that does not finish within it is counted as truncated.
-#![expect(unsafe_code, reason = "loop callbacks get their state as a raw pointer")]
+#![expect(
+    unsafe_code,
+    reason = "loop callbacks get their state as a raw pointer"
+)]
 
 use core::ffi::c_long;
 
@@ -13,7 +16,7 @@ use outlive_ebpf::{
 };
 
 use crate::{
-    files::{self, File},
+    files::{self, Entry, File},
     hook::iterator,
     kernel::{Memory, Raw, Typed, offset, opaque, repeat, user},
     ring,
@@ -37,8 +40,6 @@ const SHORTEST: u64 = CMSG_HEADER + 4;
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Messages {
-    /// `struct file` slot kind: [`Kind::Sent`] or [`Kind::Received`].
-    kind: u64,
     /// Next message header, and how many are left.
     message: u64,
     messages: u64,
@@ -59,14 +60,14 @@ pub(crate) fn carries_control(message: u64) -> bool {
     user::<u64>(message.wrapping_add(MSG_CONTROLLEN)).is_some_and(|length| length >= SHORTEST)
 }
 
-/// Reports the NVIDIA files in `count` message headers from `message` on, which went through the descriptor `socket`.
+/// Reports the NVIDIA files in `count` message headers from `message` on, which came or went (`RECEIVED`) through
+/// the descriptor `socket`.
 #[inline(always)]
-pub(crate) fn walk_messages(kind: Kind, socket: u32, message: u64, count: u64) {
+pub(crate) fn walk_messages<const RECEIVED: bool>(socket: u32, message: u64, count: u64) {
     let Some(socket) = unix_socket(socket) else {
         return;
     };
     let mut walk = Messages {
-        kind: kind as u64,
         message,
         messages: count,
         control: 0,
@@ -77,7 +78,7 @@ pub(crate) fn walk_messages(kind: Kind, socket: u32, message: u64, count: u64) {
         finished: 0,
     };
     opaque(&mut walk);
-    repeat(WALK_STEPS_MAX, message_step, &mut walk);
+    repeat(WALK_STEPS_MAX, message_step::<RECEIVED>, &mut walk);
     if walk.finished == 0 {
         ring::count(Lost::Truncated);
     }
@@ -91,11 +92,14 @@ fn unix_socket(fd: u32) -> Option<u64> {
 }
 
 /// One step: a descriptor, else a control message, else a message. Returns 1 to stop.
-unsafe extern "C" fn message_step(_index: u32, walk: *mut Messages) -> c_long {
+unsafe extern "C" fn message_step<const RECEIVED: bool>(
+    _index: u32,
+    walk: *mut Messages,
+) -> c_long {
     // SAFETY: the state that `walk_messages` passed, which outlives the loop.
     let walk = unsafe { &mut *walk };
     let alive = if walk.descriptors != 0 {
-        next_descriptor(walk)
+        next_descriptor::<RECEIVED>(walk)
     } else if walk.control_left >= CMSG_HEADER {
         next_control(walk)
     } else if walk.messages != 0 {
@@ -139,18 +143,29 @@ fn next_control(walk: &mut Messages) -> Option<()> {
 }
 
 #[inline(always)]
-fn next_descriptor(walk: &mut Messages) -> Option<()> {
+fn next_descriptor<const RECEIVED: bool>(walk: &mut Messages) -> Option<()> {
     let fd: u32 = user(walk.descriptor)?;
     walk.descriptor = walk.descriptor.wrapping_add(4);
     walk.descriptors = walk.descriptors.wrapping_sub(1);
     let task = Task::current();
     if let Some((file, dev)) = files::nvidia_at(task, fd) {
-        if walk.kind == Kind::Received as u64 {
-            tracked::adopt(task);
-            files::send(Kind::Received, task, fd as i32, file, dev, walk.socket);
-        } else {
-            files::send(Kind::Sent, task, -1, file, dev, walk.socket);
+        let mut entry = Entry {
+            kind: Kind::Sent,
+            task,
+            fd: -1,
+            file,
+            dev,
+            socket: walk.socket,
+        };
+        if RECEIVED {
+            tracked::adopt();
+            entry = Entry {
+                kind: Kind::Received,
+                fd: fd as i32,
+                ..entry
+            };
         }
+        entry.send();
     }
     Some(())
 }
@@ -191,7 +206,9 @@ pub(crate) fn in_flight(seq: *mut c_void, task: Task<Typed>, fd: u32, file: File
     if sock.get::<u32>(offset!(unix_inflight_fds)) == 0 {
         return;
     }
-    let head = sock.address().wrapping_add(offset!(sock_receive_queue) as u64);
+    let head = sock
+        .address()
+        .wrapping_add(offset!(sock_receive_queue) as u64);
     let mut walk = Buffers {
         fd: u64::from(fd),
         socket: file.ino(),
@@ -202,7 +219,11 @@ pub(crate) fn in_flight(seq: *mut c_void, task: Task<Typed>, fd: u32, file: File
         finished: 0,
     };
     opaque(&mut walk);
-    let mut queue = Queue { seq, task: task.0.pointer(), walk };
+    let mut queue = Queue {
+        seq,
+        task: task.0.pointer(),
+        walk,
+    };
     repeat(WALK_STEPS_MAX, queue_step, &mut queue);
     if queue.walk.finished == 0 {
         ring::count(Lost::Truncated);
@@ -220,9 +241,15 @@ unsafe extern "C" fn queue_step(_index: u32, queue: *mut Queue) -> c_long {
         walk.slots = walk.slots.wrapping_sub(1);
         if let Some(dev) = file.nvidia() {
             let task = Task(Typed::from_context(queue.task));
-            let mut record = files::describe(Kind::InFlight, task, walk.fd as i32, file, dev);
-            record.socket = walk.socket;
-            iterator::put(queue.seq, &record);
+            let entry = Entry {
+                kind: Kind::InFlight,
+                task,
+                fd: walk.fd as i32,
+                file,
+                dev,
+                socket: walk.socket,
+            };
+            iterator::write(queue.seq, |place| entry.describe(place, 0, 0));
         }
         return 0;
     }

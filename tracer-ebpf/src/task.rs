@@ -1,12 +1,15 @@
 //! What is read of a `task_struct`, and the record that describes one.
 //!
-//! Always true: nothing here sends or filters; every read goes through [`Memory`].
+//! Always true: every read goes through [`Memory`], and nothing here filters.
+#![expect(unsafe_code, reason = "records are filled in place")]
+
+use core::mem::MaybeUninit;
 
 use outlive_ebpf::record::{self, Kind, Proc, flag};
 
 use crate::{
     kernel::{Memory, Raw, Typed, offset},
-    ring,
+    ring::{self, fill},
 };
 
 /// `SIGNAL_GROUP_EXIT` (include/linux/sched/signal.h).
@@ -85,6 +88,12 @@ impl<M: Memory> Task<M> {
     pub(crate) fn files(self) -> M {
         self.0.follow(offset!(task_files))
     }
+    /// Does it use its leader's files table?
+    #[inline(always)]
+    pub(crate) fn shares_files(self) -> bool {
+        let files = self.files().address();
+        files != 0 && files == self.leader().files().address()
+    }
     /// What its threads share.
     #[inline(always)]
     pub(crate) fn signal(self) -> Signal<M> {
@@ -93,12 +102,19 @@ impl<M: Memory> Task<M> {
     /// The thread, as records name it.
     #[inline(always)]
     pub(crate) fn thread(self) -> Proc {
-        Proc { tgid: self.tgid(), tid: self.tid(), start: self.leader().started() }
+        Proc {
+            tgid: self.tgid(),
+            tid: self.tid(),
+            start: self.leader().started(),
+        }
     }
     /// The process, as records name it.
     #[inline(always)]
     pub(crate) fn process(self) -> Proc {
-        Proc { tid: 0, ..self.thread() }
+        Proc {
+            tid: 0,
+            ..self.thread()
+        }
     }
     /// Its `struct pid`; none once it is reaped.
     #[inline(always)]
@@ -125,12 +141,19 @@ impl<M: Memory> Signal<M> {
     /// [`flag::GROUP_EXIT`] when the whole group was told to exit.
     #[inline(always)]
     pub(crate) fn group_exit_flag(self) -> u32 {
-        if self.0.get::<u32>(offset!(signal_flags)) & SIGNAL_GROUP_EXIT != 0 { flag::GROUP_EXIT } else { 0 }
+        if self.0.get::<u32>(offset!(signal_flags)) & SIGNAL_GROUP_EXIT != 0 {
+            flag::GROUP_EXIT
+        } else {
+            0
+        }
     }
     /// A `struct pid` of the group, by enum pid_type.
     #[inline(always)]
     fn pid(self, kind: usize) -> Pid {
-        Pid(Raw(self.0.follow(offset!(signal_pids) + kind * 8).address()))
+        Pid(Raw(self
+            .0
+            .follow(offset!(signal_pids) + kind * 8)
+            .address()))
     }
 }
 
@@ -142,72 +165,99 @@ impl Pid {
     /// Depth of its PID namespace.
     #[inline(always)]
     pub(crate) fn level(self) -> u32 {
-        if self.0.address() == 0 { 0 } else { self.0.get(offset!(pid_level)) }
+        if self.0.address() == 0 {
+            0
+        } else {
+            self.0.get(offset!(pid_level))
+        }
     }
     /// Its number in the namespace at depth `level`, which it must be in.
     #[inline(always)]
     pub(crate) fn number(self, level: u32) -> u32 {
-        if self.0.address() == 0 { 0 } else { self.0.get(offset!(pid_numbers) + (level.wrapping_mul(UPID_SIZE)) as usize) }
+        if self.0.address() == 0 {
+            0
+        } else {
+            self.0
+                .get(offset!(pid_numbers) + (level.wrapping_mul(UPID_SIZE)) as usize)
+        }
     }
 }
 
-/// The whole description of a thread. `at` is zero: the caller stamps it, or leaves that to the reader.
+/// Writes the whole description of a thread; `at` is when, or 0 when the reader stamps it.
 #[inline(always)]
-pub(crate) fn describe(task: Task<Typed>, flags: u32) -> record::Task {
+pub(crate) fn describe(
+    place: &mut MaybeUninit<record::Task>,
+    task: Task<Typed>,
+    flags: u32,
+    at: u64,
+) {
     let memory = task.0;
     let signal = task.signal();
     let pid = task.pid();
     let level = pid.level();
-    let files = task.files().address();
-    let mut flags = flags | signal.group_exit_flag();
-    if files != 0 && files == task.leader().files().address() {
+    fill!(
+        place,
+        record::Task {
+            header: record::Header {
+                kind: Kind::Task as u16,
+                size: size_of::<record::Task>() as u16,
+                flags: flags | state_flags(task),
+                at,
+                who: task.thread(),
+                comm: task.comm(),
+            },
+            parent: task.parent().process(),
+            tracer: tracer(task),
+            cred: task.cred(),
+            files: task.files().address(),
+            cpu_ns: memory
+                .get::<u64>(offset!(task_utime))
+                .wrapping_add(memory.get(offset!(task_stime))),
+            state: memory.get(offset!(task_state)),
+            exit_state: memory.get(offset!(task_exit_state)),
+            task_flags: task.flags(),
+            exit_code: task.exit_code(),
+            live: signal.live(),
+            jobctl: memory.get::<u64>(offset!(task_jobctl)) as u32,
+            uid: memory.follow(offset!(task_cred)).get(offset!(cred_uid)),
+            ns_pid: pid.number(level),
+            ns_level: level,
+            session: signal.pid(PIDTYPE_SID).number(0),
+            pgrp: signal.pid(PIDTYPE_PGID).number(0),
+            pad: 0,
+        }
+    );
+}
+
+/// Bits of [`flag`] that say how a thread stands.
+#[inline(always)]
+fn state_flags(task: Task<Typed>) -> u32 {
+    let mut flags = task.signal().group_exit_flag();
+    if task.shares_files() {
         flags |= flag::SHARED_FILES;
     }
-    if memory.follow(offset!(task_mm)).address() == 0 {
+    if task.0.follow(offset!(task_mm)).address() == 0 {
         flags |= flag::NO_MM;
     }
-    let tracer = if memory.get::<u32>(offset!(task_ptrace)) == 0 {
-        Proc { tgid: 0, tid: 0, start: 0 }
-    } else {
-        Task(memory.follow(offset!(task_parent))).process()
-    };
-    let header = record::Header {
-        kind: Kind::Task as u16,
-        size: size_of::<record::Task>() as u16,
-        flags,
-        at: 0,
-        who: task.thread(),
-        comm: task.comm(),
-    };
-    record::Task {
-        header,
-        parent: task.parent().process(),
-        tracer,
-        cred: task.cred(),
-        files,
-        cpu_ns: memory.get::<u64>(offset!(task_utime)).wrapping_add(memory.get(offset!(task_stime))),
-        state: memory.get(offset!(task_state)),
-        exit_state: memory.get(offset!(task_exit_state)),
-        task_flags: task.flags(),
-        exit_code: task.exit_code(),
-        live: signal.live(),
-        jobctl: memory.get::<u64>(offset!(task_jobctl)) as u32,
-        uid: memory.follow(offset!(task_cred)).get(offset!(cred_uid)),
-        ns_pid: pid.number(level),
-        ns_level: level,
-        session: signal.pid(PIDTYPE_SID).number(0),
-        pgrp: signal.pid(PIDTYPE_PGID).number(0),
-        pad: 0,
+    flags
+}
+
+/// Who traces this thread with ptrace; all zero when nobody does.
+#[inline(always)]
+fn tracer(task: Task<Typed>) -> Proc {
+    if task.0.get::<u32>(offset!(task_ptrace)) == 0 {
+        return Proc {
+            tgid: 0,
+            tid: 0,
+            start: 0,
+        };
     }
+    Task(task.0.follow(offset!(task_parent))).process()
 }
 
 /// Sends the description of a process that starts to be followed. Never inlined: it is long and rare.
 #[inline(never)]
 pub(crate) fn introduce(task: *const u8, flags: u32) {
     let task = Task(Typed::from_context(task));
-    ring::send::<record::Task>(|entry| {
-        let mut record = describe(task, flags);
-        record.header.at = ring::now();
-        entry.write(record);
-    });
+    ring::send::<record::Task>(|entry| describe(entry, task, flags, ring::now()));
 }

@@ -6,7 +6,12 @@
 
 use core::ffi::c_long;
 
-use aya_ebpf::{helpers::generated::{bpf_get_current_pid_tgid, bpf_get_current_uid_gid}, macros::map, maps::HashMap};
+use aya_ebpf::{
+    helpers::generated::{bpf_get_current_pid_tgid, bpf_get_current_uid_gid},
+    macros::map,
+    maps::HashMap,
+};
+use aya_log_ebpf::warn;
 use outlive_ebpf::{
     limits::{ANCESTORS_MAX, Lost, TRACKED_MAX},
     record::{Tracked, flag},
@@ -52,7 +57,11 @@ pub(crate) fn current() -> Option<Current> {
     if is_stale(entry, task.leader().started()) {
         return None;
     }
-    Some(Current { task, tgid, gpu_user: entry.flags & flag::GPU_USER != 0 })
+    Some(Current {
+        task,
+        tgid,
+        gpu_user: entry.flags & flag::GPU_USER != 0,
+    })
 }
 
 /// The running process, if it is followed as a user of GPU files.
@@ -65,58 +74,79 @@ pub(crate) fn current_gpu_user() -> Option<Current> {
 #[inline(always)]
 pub(crate) fn flags_of<M: Memory>(task: Task<M>) -> Option<u32> {
     let entry = get(task.tgid())?;
-    if is_stale(entry, task.leader().started()) { None } else { Some(entry.flags) }
+    if is_stale(entry, task.leader().started()) {
+        None
+    } else {
+        Some(entry.flags)
+    }
 }
 
 /// Follows `tgid` as a user of GPU files because it was forked from one.
 #[inline(always)]
 pub(crate) fn descend(tgid: u32, start: u64) {
-    put(tgid, Tracked { start, flags: flag::GPU_USER, pad: 0 });
+    put(
+        tgid,
+        Tracked {
+            start,
+            flags: flag::GPU_USER,
+            pad: 0,
+        },
+    );
 }
 
-/// Follows the process of `task`, which has just got an NVIDIA file, and its ancestors.
+/// Follows the running process, which has just got an NVIDIA file, and its ancestors.
 #[inline(always)]
-pub(crate) fn adopt(task: Task<Typed>) {
-    if flags_of(task).is_some_and(|flags| flags & flag::GPU_USER != 0) {
-        return;
+pub(crate) fn adopt() {
+    if current_gpu_user().is_none() {
+        become_user();
     }
-    become_user(task.0.pointer());
 }
 
-/// The rare part of [`adopt`]. Never inlined: every hook that meets files needs it.
+/// The rare part of [`adopt`]. A global function (exported, C ABI, returns a number): the verifier checks it once and
+/// not at every call.
+#[unsafe(no_mangle)]
 #[inline(never)]
-fn become_user(task: *const u8) {
-    let task = Task(Typed::from_context(task));
-    let leader = task.leader();
-    if !put(task.tgid(), Tracked { start: leader.started(), flags: flag::GPU_USER, pad: 0 }) {
-        return;
-    }
-    introduce(leader.0.pointer(), flag::GPU_USER);
-    let mut ancestor = leader.parent().leader();
-    repeat(ANCESTORS_MAX, ancestor_step, &mut ancestor);
-}
-
-/// Follows one ancestor; its parent is next. Returns 1 to stop.
-unsafe extern "C" fn ancestor_step(_index: u32, ancestor: *mut Task<Typed>) -> c_long {
-    // SAFETY: the state that `become_user` passed, which outlives the loop.
-    let ancestor = unsafe { &mut *ancestor };
-    let leader = *ancestor;
-    if !ancestor_of_user(leader) {
-        return 1;
-    }
-    *ancestor = leader.parent().leader();
+extern "C" fn become_user() -> u64 {
+    let mut leader = Task::current().leader();
+    repeat(1 + ANCESTORS_MAX, follow_step, &mut leader);
     0
 }
 
-/// Follows `leader`'s process as an ancestor; false when the chain ends with it.
+/// Follows one process of the chain, the user first; its parent is next. Returns 1 to stop.
+unsafe extern "C" fn follow_step(index: u32, leader: *mut Task<Typed>) -> c_long {
+    // SAFETY: the state that `become_user` passed, which outlives the loop.
+    let next = unsafe { &mut *leader };
+    let leader = *next;
+    let followed = follow(leader, if index == 0 { flag::GPU_USER } else { 0 });
+    *next = leader.parent().leader();
+    c_long::from(!followed)
+}
+
+/// Follows `leader`'s process as an ancestor of a user of GPU files.
 #[inline(always)]
-pub(crate) fn ancestor_of_user(leader: Task<Typed>) -> bool {
+pub(crate) fn ancestor_of_user(leader: Task<Typed>) {
+    follow(leader, 0);
+}
+
+/// Follows `leader`'s process, if it was not yet followed so; false when the chain ends here.
+#[inline(always)]
+fn follow(leader: Task<Typed>, flags: u32) -> bool {
     let tgid = leader.tgid();
     if tgid <= INIT || leader.flags() & PF_KTHREAD != 0 {
         return false;
     }
-    if flags_of(leader).is_none() && put(tgid, Tracked { start: leader.started(), flags: 0, pad: 0 }) {
-        introduce(leader.0.pointer(), 0);
+    let known = flags_of(leader).is_some_and(|known| known & flags == flags);
+    if !known
+        && put(
+            tgid,
+            Tracked {
+                start: leader.started(),
+                flags,
+                pad: 0,
+            },
+        )
+    {
+        introduce(leader.0.pointer(), flags);
     }
     true
 }
@@ -152,7 +182,7 @@ pub(crate) fn get(tgid: u32) -> Option<Tracked> {
 #[inline(always)]
 fn put(tgid: u32, entry: Tracked) -> bool {
     if TRACKED.insert(tgid, entry, 0).is_err() {
-        ring::count(Lost::TrackedFull);
+        report_full(tgid);
         return false;
     }
     true
@@ -161,4 +191,13 @@ fn put(tgid: u32, entry: Tracked) -> bool {
 #[inline(always)]
 const fn is_stale(entry: Tracked, start: u64) -> bool {
     entry.start != 0 && entry.start != start
+}
+
+/// Counts and says that a process is not followed. Global, like [`become_user`].
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn report_full(tgid: u32) -> u64 {
+    ring::count(Lost::TrackedFull);
+    warn!(&(), "TRACKED is full: process {} is not followed", tgid);
+    0
 }

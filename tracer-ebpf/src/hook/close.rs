@@ -4,7 +4,10 @@ use aya_ebpf::{macros::tracepoint, programs::TracePointContext};
 use outlive_ebpf::record::Kind;
 
 use super::field;
-use crate::{files, tracked};
+use crate::{
+    files::{Entry, nvidia_at},
+    tracked,
+};
 
 #[tracepoint]
 pub(crate) fn sys_enter_close(ctx: TracePointContext) -> u32 {
@@ -12,8 +15,16 @@ pub(crate) fn sys_enter_close(ctx: TracePointContext) -> u32 {
         return 0;
     };
     let fd = field::<u64>(&ctx, 16) as u32;
-    if let Some((file, dev)) = files::nvidia_at(user.task, fd) {
-        files::send(Kind::Close, user.task, fd as i32, file, dev, 0);
+    if let Some((file, dev)) = nvidia_at(user.task, fd) {
+        Entry {
+            kind: Kind::Close,
+            task: user.task,
+            fd: fd as i32,
+            file,
+            dev,
+            socket: 0,
+        }
+        .send();
     }
     0
 }

@@ -14,7 +14,12 @@ pub(crate) fn sys_exit_close_range(ctx: TracePointContext) -> u32 {
     if let Some(user) = tracked::current_gpu_user() {
         ring::send::<Header>(|entry| {
             let (who, comm) = (user.task.thread(), user.task.comm());
-            entry.write(ring::header::<Header>(Kind::FilesChanged, flag::GPU_USER, who, comm));
+            entry.write(ring::header::<Header>(
+                Kind::FilesChanged,
+                flag::GPU_USER,
+                who,
+                comm,
+            ));
         });
     }
     0

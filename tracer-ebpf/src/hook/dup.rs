@@ -4,7 +4,10 @@ use aya_ebpf::{macros::tracepoint, programs::TracePointContext};
 use outlive_ebpf::record::Kind;
 
 use super::returned;
-use crate::{files, tracked};
+use crate::{
+    files::{Entry, nvidia_at},
+    tracked,
+};
 
 #[tracepoint]
 pub(crate) fn sys_exit_dup(ctx: TracePointContext) -> u32 {
@@ -28,8 +31,16 @@ fn duplicated(ctx: &TracePointContext) -> u32 {
     let Some(user) = tracked::current_gpu_user() else {
         return 0;
     };
-    if let Some((file, dev)) = files::nvidia_at(user.task, fd as u32) {
-        files::send(Kind::Dup, user.task, fd as i32, file, dev, 0);
+    if let Some((file, dev)) = nvidia_at(user.task, fd as u32) {
+        Entry {
+            kind: Kind::Dup,
+            task: user.task,
+            fd: fd as i32,
+            file,
+            dev,
+            socket: 0,
+        }
+        .send();
     }
     0
 }

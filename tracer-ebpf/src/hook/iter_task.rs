@@ -28,6 +28,6 @@ pub(crate) extern "C" fn iter_task(ctx: *const Context) -> i32 {
     }
     let task = Task(Typed::from_context(task));
     let known = tracked::flags_of(task).unwrap_or(0) & flag::GPU_USER;
-    write(meta, &describe(task, known));
+    write(Meta::seq(meta), |place| describe(place, task, known, 0));
     0
 }

@@ -8,7 +8,7 @@ use outlive_ebpf::record::Kind;
 
 use super::iterator::{Meta, write};
 use crate::{
-    files::{self, File, Is},
+    files::{Entry, File, Is},
     kernel::{self, Typed, has},
     scm,
     task::Task,
@@ -33,13 +33,26 @@ pub(crate) extern "C" fn iter_task_file(ctx: *const Context) -> i32 {
     }
     let task = Task(Typed::from_context(task));
     let file = File(Typed::from_context(file));
-    match file.is() {
-        Is::Nvidia(dev) => write(meta, &files::describe(Kind::Held, task, fd as i32, file, dev)),
-        Is::Socket if has!(socket_sk) => scm::in_flight(Meta::seq(meta), task, fd, file),
-        Is::Socket => {}
-        Is::Other if is_io_uring(file) => write(meta, &files::describe(Kind::IoUring, task, fd as i32, file, 0)),
-        Is::Other => {}
-    }
+    let (kind, dev) = match file.is() {
+        Is::Nvidia(dev) => (Kind::Held, dev),
+        Is::Other if is_io_uring(file) => (Kind::IoUring, 0),
+        Is::Other => return 0,
+        Is::Socket => {
+            if has!(socket_sk) {
+                scm::in_flight(Meta::seq(meta), task, fd, file);
+            }
+            return 0;
+        }
+    };
+    let entry = Entry {
+        kind,
+        task,
+        fd: fd as i32,
+        file,
+        dev,
+        socket: 0,
+    };
+    write(Meta::seq(meta), |place| entry.describe(place, 0, 0));
     0
 }
 

@@ -1,5 +1,7 @@
 //! What the iterators share: their output.
 
+use core::mem::MaybeUninit;
+
 use aya_ebpf::{cty::c_void, helpers::generated::bpf_seq_write};
 
 /// `struct bpf_iter_meta` (include/linux/bpf.h).
@@ -17,15 +19,18 @@ impl Meta {
     }
 }
 
-/// Appends one record. A full buffer is not a loss: the kernel calls again for the same object with room.
+/// Appends one record, which `fill` writes wholly, to the output `seq`. A full buffer is not a loss: the kernel calls again
+/// for the same object when there is room.
 #[inline(always)]
-pub(crate) fn write<T>(meta: *const Meta, record: &T) {
-    put(Meta::seq(meta), record);
-}
-
-/// Appends one record to the output `seq`.
-#[inline(always)]
-pub(crate) fn put<T>(seq: *mut c_void, record: &T) {
-    // SAFETY: the record is `size_of::<T>()` initialised bytes without padding.
-    unsafe { bpf_seq_write(seq.cast(), core::ptr::from_ref(record).cast_mut().cast(), size_of::<T>() as u32) };
+pub(crate) fn write<T>(seq: *mut c_void, fill: impl FnOnce(&mut MaybeUninit<T>)) {
+    let mut record = MaybeUninit::uninit();
+    fill(&mut record);
+    // SAFETY: the record is `size_of::<T>()` bytes without padding, all written.
+    unsafe {
+        bpf_seq_write(
+            seq.cast(),
+            record.as_mut_ptr().cast(),
+            size_of::<T>() as u32,
+        )
+    };
 }

@@ -4,14 +4,23 @@ use aya_ebpf::{macros::tracepoint, programs::TracePointContext};
 use outlive_ebpf::record::{Kind, Oom, Proc};
 
 use super::field;
-use crate::ring;
+use crate::ring::{self, fill};
 
 #[tracepoint]
 pub(crate) fn mark_victim(ctx: TracePointContext) -> u32 {
     let tid: u32 = field(&ctx, 8);
     ring::send::<Oom>(|entry| {
-        let who = Proc { tgid: 0, tid, start: 0 };
-        entry.write(Oom { header: ring::header::<Oom>(Kind::OomVictim, 0, who, [0; 16]) });
+        let who = Proc {
+            tgid: 0,
+            tid,
+            start: 0,
+        };
+        fill!(
+            entry,
+            Oom {
+                header: ring::header::<Oom>(Kind::OomVictim, 0, who, [0; 16])
+            }
+        );
     });
     0
 }

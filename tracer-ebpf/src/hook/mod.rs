@@ -1,5 +1,8 @@
 //! The hooks, one file each. A file opens with the kernel's prototype and the oldest kernel that has it.
-#![expect(unsafe_code, reason = "program entry points are exported symbols that take a raw context")]
+#![expect(
+    unsafe_code,
+    reason = "program entry points are exported symbols that take a raw context"
+)]
 
 mod close;
 mod close_range;
@@ -25,7 +28,11 @@ mod wait;
 use aya_ebpf::{EbpfContext, programs::TracePointContext};
 use outlive_ebpf::record::Kind;
 
-use crate::{files, task::Task, tracked};
+use crate::{
+    files::{Entry, nvidia_at},
+    task::Task,
+    tracked,
+};
 
 /// What the system call returns: `long ret` of `syscalls:sys_exit_*`.
 #[inline(always)]
@@ -48,9 +55,17 @@ fn acquired(ctx: &TracePointContext, kind: Kind) -> u32 {
         return 0;
     }
     let task = Task::current();
-    if let Some((file, dev)) = files::nvidia_at(task, fd as u32) {
-        tracked::adopt(task);
-        files::send(kind, task, fd as i32, file, dev, 0);
+    if let Some((file, dev)) = nvidia_at(task, fd as u32) {
+        tracked::adopt();
+        Entry {
+            kind,
+            task,
+            fd: fd as i32,
+            file,
+            dev,
+            socket: 0,
+        }
+        .send();
     }
     0
 }

@@ -3,10 +3,12 @@
 //! The kernel has written back how much control data it delivered, so a message without any ends after one read.
 
 use aya_ebpf::{macros::tracepoint, programs::TracePointContext};
-use outlive_ebpf::record::Kind;
 
 use super::returned;
-use crate::{kernel::{Registers, Typed}, scm};
+use crate::{
+    kernel::{Registers, Typed},
+    scm,
+};
 
 #[tracepoint]
 pub(crate) fn sys_exit_recvmsg(ctx: TracePointContext) -> u32 {
@@ -15,7 +17,7 @@ pub(crate) fn sys_exit_recvmsg(ctx: TracePointContext) -> u32 {
     }
     let registers = Registers::of(Typed::current());
     if scm::carries_control(registers.second()) {
-        scm::walk_messages(Kind::Received, registers.first() as u32, registers.second(), 1);
+        scm::walk_messages::<true>(registers.first() as u32, registers.second(), 1);
     }
     0
 }
@@ -25,7 +27,11 @@ pub(crate) fn sys_exit_recvmmsg(ctx: TracePointContext) -> u32 {
     let received = returned(&ctx);
     if received > 0 {
         let registers = Registers::of(Typed::current());
-        scm::walk_messages(Kind::Received, registers.first() as u32, registers.second(), received as u64);
+        scm::walk_messages::<true>(
+            registers.first() as u32,
+            registers.second(),
+            received as u64,
+        );
     }
     0
 }

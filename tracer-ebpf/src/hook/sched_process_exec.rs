@@ -29,7 +29,11 @@ pub(crate) fn sched_process_exec(ctx: RawTracePointContext) -> i32 {
     ring::send::<Exec>(|entry| {
         let flags = if gpu_user { flag::GPU_USER } else { 0 };
         let header = ring::header::<Exec>(Kind::Exec, flags, task.thread(), task.comm());
-        let record = entry.write(Exec { header, cred: task.cred(), path: [0; PATH_LEN] });
+        let record = entry.write(Exec {
+            header,
+            cred: task.cred(),
+            path: [0; PATH_LEN],
+        });
         string(&mut record.path, filename);
     });
     0

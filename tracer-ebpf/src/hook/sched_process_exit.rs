@@ -7,13 +7,18 @@ use aya_ebpf::{macros::raw_tracepoint, programs::RawTracePointContext};
 use outlive_ebpf::record::{Exit, Kind, flag};
 
 use crate::{
-    ring,
+    ring::{self, fill},
     tracked::{self, Current},
 };
 
 #[raw_tracepoint(tracepoint = "sched_process_exit")]
 pub(crate) fn sched_process_exit(_ctx: RawTracePointContext) -> i32 {
-    let Some(Current { task, tgid, gpu_user }) = tracked::current() else {
+    let Some(Current {
+        task,
+        tgid,
+        gpu_user,
+    }) = tracked::current()
+    else {
         return 0;
     };
     let signal = task.signal();
@@ -34,14 +39,17 @@ pub(crate) fn sched_process_exit(_ctx: RawTracePointContext) -> i32 {
         flags |= flag::GPU_USER;
     }
     ring::send::<Exit>(|entry| {
-        entry.write(Exit {
-            header: ring::header::<Exit>(Kind::Exit, flags, task.thread(), task.comm()),
-            parent: parent.process(),
-            code: task.exit_code(),
-            group_code: signal.group_exit_code(),
-            live,
-            task_flags: task.flags(),
-        });
+        fill!(
+            entry,
+            Exit {
+                header: ring::header::<Exit>(Kind::Exit, flags, task.thread(), task.comm()),
+                parent: parent.process(),
+                code: task.exit_code(),
+                group_code: signal.group_exit_code(),
+                live: live,
+                task_flags: task.flags(),
+            }
+        );
     });
     0
 }

@@ -7,7 +7,7 @@ use outlive_ebpf::record::{Fork, Kind, flag};
 
 use crate::{
     kernel::{Memory, Raw},
-    ring,
+    ring::{self, fill},
     task::Task,
     tracked,
 };
@@ -27,13 +27,16 @@ pub(crate) fn sched_process_fork(ctx: RawTracePointContext) -> i32 {
     ring::send::<Fork>(|entry| {
         let who = child.thread();
         let pid = child.pid();
-        entry.write(Fork {
-            header: ring::header::<Fork>(Kind::Fork, flag::GPU_USER, who, child.comm()),
-            parent: parent.task.thread(),
-            cred: child.cred(),
-            shares_files: u32::from(child.files().address() == parent.task.files().address()),
-            ns_pid: pid.number(pid.level()),
-        });
+        fill!(
+            entry,
+            Fork {
+                header: ring::header::<Fork>(Kind::Fork, flag::GPU_USER, who, child.comm()),
+                parent: parent.task.thread(),
+                cred: child.cred(),
+                shares_files: u32::from(child.files().address() == parent.task.files().address()),
+                ns_pid: pid.number(pid.level()),
+            }
+        );
     });
     0
 }

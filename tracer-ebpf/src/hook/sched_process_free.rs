@@ -8,7 +8,7 @@ use outlive_ebpf::record::{Free, Kind, Proc};
 
 use crate::{
     kernel::Raw,
-    ring,
+    ring::{self, fill},
     task::Task,
     tracked,
 };
@@ -26,8 +26,17 @@ pub(crate) fn sched_process_free(ctx: RawTracePointContext) -> i32 {
     }
     tracked::forget(tgid);
     ring::send::<Free>(|slot| {
-        let who = Proc { tgid, tid: tgid, start };
-        slot.write(Free { header: ring::header::<Free>(Kind::Free, entry.flags, who, task.comm()) });
+        let who = Proc {
+            tgid,
+            tid: tgid,
+            start,
+        };
+        fill!(
+            slot,
+            Free {
+                header: ring::header::<Free>(Kind::Free, entry.flags, who, task.comm())
+            }
+        );
     });
     0
 }

@@ -3,7 +3,6 @@
 //! Only a process that has an NVIDIA file can send one, so everybody else ends after one lookup.
 
 use aya_ebpf::{macros::tracepoint, programs::TracePointContext};
-use outlive_ebpf::record::Kind;
 
 use super::returned;
 use crate::{kernel::Registers, scm, tracked};
@@ -16,7 +15,7 @@ pub(crate) fn sys_exit_sendmsg(ctx: TracePointContext) -> u32 {
     if let Some(user) = tracked::current_gpu_user() {
         let registers = Registers::of(user.task.0);
         if scm::carries_control(registers.second()) {
-            scm::walk_messages(Kind::Sent, registers.first() as u32, registers.second(), 1);
+            scm::walk_messages::<false>(registers.first() as u32, registers.second(), 1);
         }
     }
     0
@@ -30,7 +29,7 @@ pub(crate) fn sys_exit_sendmmsg(ctx: TracePointContext) -> u32 {
     }
     if let Some(user) = tracked::current_gpu_user() {
         let registers = Registers::of(user.task.0);
-        scm::walk_messages(Kind::Sent, registers.first() as u32, registers.second(), sent as u64);
+        scm::walk_messages::<false>(registers.first() as u32, registers.second(), sent as u64);
     }
     0
 }

@@ -27,6 +27,10 @@ impl Info {
     /// `si_pid`; only for signals that have one.
     #[inline(always)]
     pub(crate) fn pid(self) -> u32 {
-        if self.0 <= 1 { 0 } else { Raw(self.0).get(SI_PID) }
+        if self.0 <= 1 {
+            0
+        } else {
+            Raw(self.0).get(SI_PID)
+        }
     }
 }

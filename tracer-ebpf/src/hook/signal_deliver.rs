@@ -8,7 +8,7 @@ use outlive_ebpf::record::{Kind, Proc, Signal, flag};
 use super::siginfo::Info;
 use crate::{
     kernel::{self, Memory, Raw, offset},
-    ring,
+    ring::{self, fill},
     tracked::{self, Current},
 };
 
@@ -18,7 +18,12 @@ pub(crate) fn signal_deliver(ctx: RawTracePointContext) -> i32 {
     if kernel::is_noise(signal) {
         return 0;
     }
-    let Some(Current { task, tgid, gpu_user }) = tracked::current() else {
+    let Some(Current {
+        task,
+        tgid,
+        gpu_user,
+    }) = tracked::current()
+    else {
         return 0;
     };
     if tgid == tracked::INIT {
@@ -33,15 +38,27 @@ pub(crate) fn signal_deliver(ctx: RawTracePointContext) -> i32 {
         flags |= flag::KERNEL;
     }
     ring::send::<Signal>(|entry| {
-        entry.write(Signal {
-            header: ring::header::<Signal>(Kind::SignalDeliver, flags, task.thread(), task.comm()),
-            sender: Proc { tgid: 0, tid: 0, start: 0 },
-            sender_comm: [0; 16],
-            number: signal as i32,
-            code,
-            result,
-            sender_uid: 0,
-        });
+        fill!(
+            entry,
+            Signal {
+                header: ring::header::<Signal>(
+                    Kind::SignalDeliver,
+                    flags,
+                    task.thread(),
+                    task.comm()
+                ),
+                sender: Proc {
+                    tgid: 0,
+                    tid: 0,
+                    start: 0
+                },
+                sender_comm: [0; 16],
+                number: signal as i32,
+                code: code,
+                result: result,
+                sender_uid: 0,
+            }
+        );
     });
     0
 }

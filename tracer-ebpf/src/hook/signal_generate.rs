@@ -10,7 +10,7 @@ use outlive_ebpf::record::{Kind, Signal, flag};
 use super::siginfo::Info;
 use crate::{
     kernel::{self, Raw},
-    ring,
+    ring::{self, fill},
     task::{PF_EXITING, Task},
     tracked,
 };
@@ -30,7 +30,11 @@ pub(crate) fn signal_generate(ctx: RawTracePointContext) -> i32 {
     }
     let target = Task(Raw(ctx.arg(2)));
     let info = Info(ctx.arg(1));
-    let mut flags = if zombie { zombie_flags(info, target) } else { target_flags(target) };
+    let mut flags = if zombie {
+        zombie_flags(info, target)
+    } else {
+        target_flags(target)
+    };
     if flags == NOT_WANTED {
         return 0;
     }
@@ -47,15 +51,18 @@ pub(crate) fn signal_generate(ctx: RawTracePointContext) -> i32 {
         if flags & flag::GROUP != 0 {
             who.tid = 0;
         }
-        entry.write(Signal {
-            header: ring::header::<Signal>(Kind::SignalGenerate, flags, who, target.comm()),
-            sender: sender.thread(),
-            sender_comm: sender.comm(),
-            number: signal as i32,
-            code,
-            result: ctx.arg(4),
-            sender_uid: tracked::current_uid(),
-        });
+        fill!(
+            entry,
+            Signal {
+                header: ring::header::<Signal>(Kind::SignalGenerate, flags, who, target.comm()),
+                sender: sender.thread(),
+                sender_comm: sender.comm(),
+                number: signal as i32,
+                code: code,
+                result: ctx.arg(4),
+                sender_uid: tracked::current_uid(),
+            }
+        );
     });
     0
 }
@@ -87,5 +94,9 @@ fn zombie_flags(info: Info, target: Task<Raw>) -> u32 {
     }
     // A dying process also tells its children's new parent about those that are zombies: not about itself.
     let number = child.task.leader().pid().number(target.pid().level());
-    if info.pid() != number { NOT_WANTED } else { child.flags() }
+    if info.pid() != number {
+        NOT_WANTED
+    } else {
+        child.flags()
+    }
 }

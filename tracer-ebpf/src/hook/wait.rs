@@ -10,7 +10,7 @@ use outlive_ebpf::record::{Kind, Reap};
 use super::returned;
 use crate::{
     kernel::{Registers, user},
-    ring,
+    ring::{self, fill},
     tracked::{self, Current},
 };
 
@@ -65,7 +65,8 @@ pub(crate) fn sys_exit_waitid(ctx: TracePointContext) -> u32 {
     if registers.fourth() & WNOWAIT != 0 || info == 0 {
         return 0;
     }
-    let (Some(code), Some(child)) = (user::<u32>(info + SI_CODE), user::<u32>(info + SI_PID)) else {
+    let (Some(code), Some(child)) = (user::<u32>(info + SI_CODE), user::<u32>(info + SI_PID))
+    else {
         return 0;
     };
     if child != 0 && EXITED.contains(&code) {
@@ -84,6 +85,13 @@ fn reaped(parent: Current, child: u32) {
     ring::send::<Reap>(|entry| {
         let (who, comm) = (parent.task.thread(), parent.task.comm());
         let header = ring::header::<Reap>(Kind::Reap, parent.flags(), who, comm);
-        entry.write(Reap { header, child, ns_level: level });
+        fill!(
+            entry,
+            Reap {
+                header: header,
+                child: child,
+                ns_level: level
+            }
+        );
     });
 }
