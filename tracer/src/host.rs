@@ -1,6 +1,6 @@
 //! One scan of the host, as events that the world does not know yet: the piece that a look and a recording share.
 //!
-//! Always true: our own process is left out; only processes that matter are read in /proc.
+//! Always true: only processes that matter are read in /proc.
 
 use crate::event::{BootNs, DeviceNode, Event, Header, What};
 use crate::snapshot::{self, Snapshot};
@@ -8,17 +8,6 @@ use crate::source::kernel::{Kernel, ScanPart};
 use crate::source::procfs::Proc;
 use crate::sys;
 use crate::world::World;
-use anyhow::Result;
-
-/// Runs the iterators; `own` is our own tgid.
-///
-/// # Errors
-/// When an iterator cannot be read.
-pub fn scan(kernel: &mut Kernel, own: u32) -> Result<ScanPart> {
-    let mut part = kernel.scan()?;
-    part.holds.retain(|hold| hold.id.tgid() != own);
-    Ok(part)
-}
 
 /// What a scan says that `world` does not know.
 #[must_use]
@@ -36,11 +25,20 @@ pub fn header(proc: &Proc, kernel: &Kernel, devices: Vec<DeviceNode>, watching_s
         schema: crate::trace::SCHEMA.to_owned(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         real_ns: sys::realtime_ns(),
-        hooks: kernel.hooks(),
+        hooks: kernel.hooks().to_vec(),
         devices,
         watching_since,
         ..Header::default()
     };
     proc.host().fill(&mut header);
     Event { at: sys::boottime_ns(), what: What::Header(Box::new(header)) }
+}
+
+/// What the kernel side cannot see, as events.
+pub fn limits(kernel: &Kernel) -> impl Iterator<Item = Event> + '_ {
+    let at = sys::boottime_ns();
+    kernel.limits().iter().map(move |(missing, voids)| {
+        let what = What::Limit { missing: missing.clone(), voids: voids.clone() };
+        Event { at, what }
+    })
 }

@@ -30,12 +30,10 @@ pub fn look(common: &Common, history: World) -> Result<World> {
     let mut sampler = Sampler::start(options).context("cannot start a thread for NVML")?;
     let mut world = history;
     let devices = devices::find(&common.devices)?;
-    let mut kernel = Kernel::for_scan(&Options { devices: devices.clone() })?;
+    let mut kernel = Kernel::for_scan(Options::new(devices.clone()))?;
     let proc = Proc::default();
     world.apply(&host::header(&proc, &kernel, devices, None));
-    for event in kernel.limits() {
-        world.apply(&event);
-    }
+    host::limits(&kernel).for_each(|event| world.apply(&event));
     scan(&mut kernel, &proc, &mut world)?;
     look_back(&mut world);
     if !sampler.wait(Sampler::FIRST, NVML_PATIENCE) {
@@ -50,7 +48,7 @@ pub fn look(common: &Common, history: World) -> Result<World> {
 }
 
 fn scan(kernel: &mut Kernel, proc: &Proc, world: &mut World) -> Result<()> {
-    let seen = host::scan(kernel, std::process::id())?;
+    let seen = kernel.scan()?;
     for event in host::compare(seen, proc, world) {
         world.apply(&event);
     }

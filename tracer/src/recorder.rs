@@ -42,7 +42,6 @@ pub struct Recorder {
     proc: Proc,
     world: World,
     writer: Writer,
-    own: u32,
     /// GPU processes whose exit has begun, and when.
     leaving: BTreeMap<ProcessId, BootNs>,
     /// Last time that memory or a process list moved.
@@ -110,7 +109,6 @@ impl Recorder {
             proc,
             world,
             writer,
-            own: std::process::id(),
             leaving: BTreeMap::new(),
             moved_at: 0,
             fast: false,
@@ -257,7 +255,7 @@ impl Recorder {
     fn drain(&mut self) {
         let mut events = std::mem::take(&mut self.buffer);
         self.kernel.drain(&mut events);
-        if self.kernel.files_changed() {
+        if !self.kernel.take_changed().is_empty() {
             self.scan.want(sys::boottime_ns());
         }
         for event in events.drain(..) {
@@ -268,7 +266,7 @@ impl Recorder {
 
     fn scan_now(&mut self) -> Result<()> {
         let began = sys::boottime_ns();
-        let seen = host::scan(&mut self.kernel, self.own)?;
+        let seen = self.kernel.scan()?;
         // Events up to the scan's end must be known before the comparison.
         self.drain();
         for event in host::compare(seen, &self.proc, &self.world) {
@@ -281,14 +279,7 @@ impl Recorder {
 
     /// Tells the kernel side about the processes that the first scan found.
     fn track_known(&mut self) {
-        let known = self.world.tracked();
-        if let Err(error) = self.kernel.track(&known) {
-            let what = What::Limit {
-                missing: format!("following the processes that ran before the recording: {error:#}"),
-                voids: "signals, forks and exits of these processes".to_owned(),
-            };
-            self.take(Event { at: sys::boottime_ns(), what });
-        }
+        self.kernel.track(&self.world.tracked());
     }
 
     fn adapt_sampling(&mut self, now: BootNs) {

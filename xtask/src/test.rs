@@ -18,7 +18,7 @@ pub fn test(ci: bool) -> Result<()> {
     crate::tidy::tidy()?;
     if ci {
         cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])?;
-        crate::ebpf::ebpf(true)?;
+        crate::ebpf::run(true)?;
         crate::vm::vm(&[])?;
     } else {
         println!("not run here: clippy, the object check and the guests with kernels 6.1 and 6.12; `cargo xtask test --ci` runs them");

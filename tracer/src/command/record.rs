@@ -45,12 +45,17 @@ fn open(common: &Common) -> Result<(Sources, Vec<Event>)> {
     let options = nvml::Options { library: common.nvml.clone(), ..nvml::Options::default() };
     let sampler = Sampler::start(options).context("cannot start a thread for NVML")?;
     let devices = devices::find(&common.devices)?;
-    let mut kernel = Kernel::for_watching(&Options { devices: devices.clone() })?;
+    let kernel = Kernel::for_watching(Options::new(devices.clone()))?;
     let proc = Proc::default();
-    let mut opening = vec![host::header(&proc, &kernel, devices, Some(sys::boottime_ns()))];
-    opening.extend(kernel.limits());
-    let kmsg = if kernel.sees_xid() { None } else { follow_log(&mut opening) };
+    let mut opening = vec![host::header(&proc, &kernel, devices, kernel.watching_since())];
+    opening.extend(host::limits(&kernel));
+    let kmsg = if sees_xid(&kernel) { None } else { follow_log(&mut opening) };
     Ok((Sources { kernel, sampler, kmsg, proc }, opening))
+}
+
+/// The driver's own tracepoint is there (since driver 575).
+fn sees_xid(kernel: &Kernel) -> bool {
+    kernel.hooks().iter().any(|hook| hook.attached && hook.name.contains("nvidia_dev_xid"))
 }
 
 fn follow_log(opening: &mut Vec<Event>) -> Option<Kmsg> {
