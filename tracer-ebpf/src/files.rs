@@ -75,15 +75,6 @@ impl<M: Memory> File<M> {
             Is::Socket | Is::Other => None,
         }
     }
-    /// Is it a socket?
-    #[inline(always)]
-    pub(crate) fn is_socket(self) -> bool {
-        self.0
-            .follow(offset!(file_inode))
-            .get::<u16>(offset!(inode_mode))
-            & S_IFMT
-            == S_IFSOCK
-    }
     /// Inode number.
     #[inline(always)]
     pub(crate) fn ino(self) -> u64 {

@@ -2,9 +2,11 @@
 
 /// Bytes of the event ring. A power of two and a multiple of the page size.
 pub const RING_BYTES: u32 = 8 << 20;
-/// Bytes that wait in the ring before the kernel wakes the reader. Below that nobody is woken (a wake-up costs more
-/// than all the rest of an event), so the reader also drains on a timer.
+/// The reader is woken each time that this many more bytes wait in the ring (a power of two). Below that nobody is woken,
+/// because a wake-up costs more than all the rest of an event: the reader also drains on a timer.
 pub const RING_WAKE_BYTES: u32 = RING_BYTES / 8;
+/// How closely a multiple of [`RING_WAKE_BYTES`] is met: several CPUs write at once and any one may step over it.
+pub const RING_WAKE_WINDOW: u32 = 1_024;
 /// Processes that can be tracked at one time (GPU users, their descendants, their ancestors).
 pub const TRACKED_MAX: u32 = 65_536;
 /// NVIDIA device numbers that can be watched.

@@ -30,6 +30,15 @@ pub struct Tracked {
     pub pad: u32,
 }
 
+impl Tracked {
+    /// Does the entry belong to another process than the one with this number that started at `start`?
+    #[inline]
+    #[must_use]
+    pub const fn is_stale(self, start: u64) -> bool {
+        self.start != 0 && self.start != start
+    }
+}
+
 /// First part of every record.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -10,7 +10,7 @@ use aya_ebpf::{
     maps::{PerCpuArray, RingBuf},
 };
 use outlive_ebpf::{
-    limits::{LOST_CAUSES, Lost, RING_BYTES, RING_WAKE_BYTES},
+    limits::{LOST_CAUSES, Lost, RING_BYTES, RING_WAKE_BYTES, RING_WAKE_WINDOW},
     record::{Header, Kind, Proc},
 };
 
@@ -78,8 +78,8 @@ pub(crate) fn send<T: 'static>(fill: impl FnOnce(&mut MaybeUninit<T>)) {
         return;
     };
     fill(&mut entry);
-    let waiting = EVENTS.query(u64::from(BPF_RB_AVAIL_DATA));
-    let wake = if waiting >= u64::from(RING_WAKE_BYTES) {
+    let waiting = EVENTS.query(u64::from(BPF_RB_AVAIL_DATA)) as u32;
+    let wake = if waiting >= RING_WAKE_BYTES && waiting % RING_WAKE_BYTES < RING_WAKE_WINDOW {
         BPF_RB_FORCE_WAKEUP
     } else {
         BPF_RB_NO_WAKEUP

@@ -18,7 +18,7 @@ use outlive_ebpf::{
 use crate::{
     files::{self, Entry, File},
     hook::iterator,
-    kernel::{Memory, Raw, Typed, offset, opaque, repeat, user},
+    kernel::{Memory, Raw, Typed, has, offset, opaque, repeat, user},
     ring,
     task::Task,
     tracked,
@@ -54,19 +54,28 @@ struct Messages {
     finished: u64,
 }
 
-/// Does this msghdr carry control data long enough for a descriptor?
+/// Reports the NVIDIA files in the message header at `message`, which came or went (`RECEIVED`) through the descriptor
+/// `socket`.
 #[inline(always)]
-pub(crate) fn carries_control(message: u64) -> bool {
-    user::<u64>(message.wrapping_add(MSG_CONTROLLEN)).is_some_and(|length| length >= SHORTEST)
+pub(crate) fn walk_message<const RECEIVED: bool>(socket: u32, message: u64) {
+    let length = user::<u64>(message.wrapping_add(MSG_CONTROLLEN)).unwrap_or(0);
+    if length >= SHORTEST
+        && let Some(socket) = unix_socket(socket)
+    {
+        walk::<RECEIVED>(socket, message, 1);
+    }
 }
 
-/// Reports the NVIDIA files in `count` message headers from `message` on, which came or went (`RECEIVED`) through
-/// the descriptor `socket`.
+/// The same for an array of `count` `struct mmsghdr`.
 #[inline(always)]
-pub(crate) fn walk_messages<const RECEIVED: bool>(socket: u32, message: u64, count: u64) {
-    let Some(socket) = unix_socket(socket) else {
-        return;
-    };
+pub(crate) fn walk_messages<const RECEIVED: bool>(socket: u32, messages: u64, count: u64) {
+    if let Some(socket) = unix_socket(socket) {
+        walk::<RECEIVED>(socket, messages, count);
+    }
+}
+
+#[inline(always)]
+fn walk<const RECEIVED: bool>(socket: u64, message: u64, count: u64) {
     let mut walk = Messages {
         message,
         messages: count,
@@ -84,11 +93,15 @@ pub(crate) fn walk_messages<const RECEIVED: bool>(socket: u32, message: u64, cou
     }
 }
 
-/// Inode number of the running process's unix socket at `fd`; None when it is something else.
+/// Inode number of the unix socket at a descriptor of the running process that has just been used as a socket; None when
+/// it is of another family.
 #[inline(always)]
 fn unix_socket(fd: u32) -> Option<u64> {
+    if !has!(socket_sk) || !has!(sock_family) {
+        return None;
+    }
     let file = files::Table::of(Task::current())?.file(fd)?;
-    (file.is_socket() && file.unix_sock().is_some()).then(|| file.ino())
+    file.unix_sock().map(|_| file.ino())
 }
 
 /// One step: a descriptor, else a control message, else a message. Returns 1 to stop.
@@ -200,6 +213,9 @@ struct Buffers {
 /// Writes the NVIDIA files that wait unread in the unix socket `file`, which `task` has at `fd`.
 #[inline(always)]
 pub(crate) fn in_flight(seq: *mut c_void, task: Task<Typed>, fd: u32, file: File<Typed>) {
+    if !knows_queues() {
+        return;
+    }
     let Some(sock) = file.unix_sock() else {
         return;
     };
@@ -228,6 +244,19 @@ pub(crate) fn in_flight(seq: *mut c_void, task: Task<Typed>, fd: u32, file: File
     if queue.walk.finished == 0 {
         ring::count(Lost::Truncated);
     }
+}
+
+/// Does this kernel have all the members that lead to a file in flight? A constant to the verifier.
+#[inline(always)]
+fn knows_queues() -> bool {
+    has!(socket_sk)
+        && has!(sock_family)
+        && has!(sock_receive_queue)
+        && has!(unix_inflight_fds)
+        && has!(skb_cb)
+        && has!(unix_parms_fp)
+        && has!(scm_fp_count)
+        && has!(scm_fp_files)
 }
 
 /// One step: a file, else a message. Returns 1 to stop. The queue is not locked: what changes meanwhile may be missed.

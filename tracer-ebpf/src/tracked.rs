@@ -54,7 +54,7 @@ pub(crate) fn current() -> Option<Current> {
     let tgid = current_tgid();
     let entry = get(tgid)?;
     let task = Task::current();
-    if is_stale(entry, task.leader().started()) {
+    if entry.is_stale(task.leader().started()) {
         return None;
     }
     Some(Current {
@@ -74,7 +74,7 @@ pub(crate) fn current_gpu_user() -> Option<Current> {
 #[inline(always)]
 pub(crate) fn flags_of<M: Memory>(task: Task<M>) -> Option<u32> {
     let entry = get(task.tgid())?;
-    if is_stale(entry, task.leader().started()) {
+    if entry.is_stale(task.leader().started()) {
         None
     } else {
         Some(entry.flags)
@@ -186,11 +186,6 @@ fn put(tgid: u32, entry: Tracked) -> bool {
         return false;
     }
     true
-}
-
-#[inline(always)]
-const fn is_stale(entry: Tracked, start: u64) -> bool {
-    entry.start != 0 && entry.start != start
 }
 
 /// Counts and says that a process is not followed. Global, like [`become_user`].

@@ -9,7 +9,7 @@ use outlive_ebpf::record::Kind;
 use super::iterator::{Meta, write};
 use crate::{
     files::{Entry, File, Is},
-    kernel::{self, Typed, has},
+    kernel::{self, Typed},
     scm,
     task::Task,
 };
@@ -38,9 +38,7 @@ pub(crate) extern "C" fn iter_task_file(ctx: *const Context) -> i32 {
         Is::Other if is_io_uring(file) => (Kind::IoUring, 0),
         Is::Other => return 0,
         Is::Socket => {
-            if has!(socket_sk) {
-                scm::in_flight(Meta::seq(meta), task, fd, file);
-            }
+            scm::in_flight(Meta::seq(meta), task, fd, file);
             return 0;
         }
     };

@@ -1,4 +1,4 @@
-//! `nvidia:nvidia_dev_xid`, kernel-open/nvidia/nv-tracepoint.h of the open driver; since 515.
+//! `nvidia:nvidia_dev_xid`, kernel-open/nvidia/nv-tracepoint.h of the open driver; since 575.51.
 //!
 //! Record: `__data_loc char[] dev` at 8, `u32 error_code` at 12, `__data_loc char[] msg` at 16. The low half of a
 //! `__data_loc` is where the string lies in the record.

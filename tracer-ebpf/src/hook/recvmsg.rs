@@ -16,9 +16,7 @@ pub(crate) fn sys_exit_recvmsg(ctx: TracePointContext) -> u32 {
         return 0;
     }
     let registers = Registers::of(Typed::current());
-    if scm::carries_control(registers.second()) {
-        scm::walk_messages::<true>(registers.first() as u32, registers.second(), 1);
-    }
+    scm::walk_message::<true>(registers.first() as u32, registers.second());
     0
 }
 

@@ -3,7 +3,7 @@
 //! Called for new threads too; those are not processes and share everything.
 
 use aya_ebpf::{macros::raw_tracepoint, programs::RawTracePointContext};
-use outlive_ebpf::record::{Fork, Kind, flag};
+use outlive_ebpf::record::{Fork, Kind, Proc, flag};
 
 use crate::{
     kernel::{Memory, Raw},
@@ -25,8 +25,14 @@ pub(crate) fn sched_process_fork(ctx: RawTracePointContext) -> i32 {
     let start = child.started();
     tracked::descend(tgid, start);
     ring::send::<Fork>(|entry| {
-        let who = child.thread();
+        let who = Proc {
+            tgid,
+            tid: tgid,
+            start,
+        };
         let pid = child.pid();
+        let level = pid.level();
+        let ns_pid = if level == 0 { tgid } else { pid.number(level) };
         fill!(
             entry,
             Fork {
@@ -34,7 +40,7 @@ pub(crate) fn sched_process_fork(ctx: RawTracePointContext) -> i32 {
                 parent: parent.task.thread(),
                 cred: child.cred(),
                 shares_files: u32::from(child.files().address() == parent.task.files().address()),
-                ns_pid: pid.number(pid.level()),
+                ns_pid: ns_pid,
             }
         );
     });

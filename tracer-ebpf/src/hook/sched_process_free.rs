@@ -21,7 +21,7 @@ pub(crate) fn sched_process_free(ctx: RawTracePointContext) -> i32 {
         return 0;
     };
     let start = task.started();
-    if task.tid() != tgid || (entry.start != 0 && entry.start != start) {
+    if task.tid() != tgid || entry.is_stale(start) {
         return 0;
     }
     tracked::forget(tgid);

@@ -14,9 +14,7 @@ pub(crate) fn sys_exit_sendmsg(ctx: TracePointContext) -> u32 {
     }
     if let Some(user) = tracked::current_gpu_user() {
         let registers = Registers::of(user.task.0);
-        if scm::carries_control(registers.second()) {
-            scm::walk_messages::<false>(registers.first() as u32, registers.second(), 1);
-        }
+        scm::walk_message::<false>(registers.first() as u32, registers.second());
     }
     0
 }

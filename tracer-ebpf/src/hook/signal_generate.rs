@@ -5,7 +5,7 @@
 //! do_notify_parent): then `current` is a thread of the dying process and `si_pid` is its own number.
 
 use aya_ebpf::{macros::raw_tracepoint, programs::RawTracePointContext};
-use outlive_ebpf::record::{Kind, Signal, flag};
+use outlive_ebpf::record::{Kind, Proc, Signal, Tracked, flag};
 
 use super::siginfo::Info;
 use crate::{
@@ -30,16 +30,25 @@ pub(crate) fn signal_generate(ctx: RawTracePointContext) -> i32 {
     }
     let target = Task(Raw(ctx.arg(2)));
     let info = Info(ctx.arg(1));
-    let mut flags = if zombie {
-        zombie_flags(info, target)
+    let tgid = target.tgid();
+    let entry = if zombie {
+        notice_of_death(info, target)
     } else {
-        target_flags(target)
+        followed(tgid)
     };
-    if flags == NOT_WANTED {
+    let Some(entry) = entry else {
+        return 0;
+    };
+    let start = target.leader().started();
+    if entry.is_stale(start) {
         return 0;
     }
+    let mut flags = entry.flags;
+    let mut tid = 0;
     if ctx.arg::<i32>(3) != 0 {
         flags |= flag::GROUP;
+    } else {
+        tid = target.tid();
     }
     let code = info.code();
     if code > 0 {
@@ -47,10 +56,7 @@ pub(crate) fn signal_generate(ctx: RawTracePointContext) -> i32 {
     }
     let sender = Task::current();
     ring::send::<Signal>(|entry| {
-        let mut who = target.thread();
-        if flags & flag::GROUP != 0 {
-            who.tid = 0;
-        }
+        let who = Proc { tgid, tid, start };
         fill!(
             entry,
             Signal {
@@ -67,36 +73,28 @@ pub(crate) fn signal_generate(ctx: RawTracePointContext) -> i32 {
     0
 }
 
-/// No flags of a record are ever all set.
-const NOT_WANTED: u32 = u32::MAX;
-
-/// Flags for a signal to a followed process other than PID 1.
+/// The entry of a signalled process. PID 1 is only followed for what it reaps.
 #[inline(always)]
-fn target_flags(target: Task<Raw>) -> u32 {
-    let tgid = target.tgid();
+fn followed(tgid: u32) -> Option<Tracked> {
     if tgid == tracked::INIT {
-        return NOT_WANTED;
-    }
-    match tracked::get(tgid) {
-        Some(entry) if entry.start == 0 || entry.start == target.leader().started() => entry.flags,
-        _ => NOT_WANTED,
+        None
+    } else {
+        tracked::get(tgid)
     }
 }
 
-/// Flags for a SIGCHLD that says that the running, followed process is now a zombie.
+/// If a SIGCHLD says that the running, followed process is now a zombie: an entry with its flags that matches any target.
 #[inline(always)]
-fn zombie_flags(info: Info, target: Task<Raw>) -> u32 {
-    let Some(child) = tracked::current() else {
-        return NOT_WANTED;
-    };
+fn notice_of_death(info: Info, target: Task<Raw>) -> Option<Tracked> {
+    let child = tracked::current()?;
     if child.task.flags() & PF_EXITING == 0 || !(CLD_EXITED..=CLD_DUMPED).contains(&info.code()) {
-        return NOT_WANTED;
+        return None;
     }
     // A dying process also tells its children's new parent about those that are zombies: not about itself.
     let number = child.task.leader().pid().number(target.pid().level());
-    if info.pid() != number {
-        NOT_WANTED
-    } else {
-        child.flags()
-    }
+    (info.pid() == number).then(|| Tracked {
+        start: 0,
+        flags: child.flags(),
+        pad: 0,
+    })
 }

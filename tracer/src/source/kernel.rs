@@ -25,6 +25,8 @@ use std::os::fd::OwnedFd;
 pub use facts::Facts;
 pub use scanner::ScanPart;
 
+use outlive_ebpf::record::Kind;
+
 use crate::event::{BootNs, DeviceNode, Event, Hook, ProcessId};
 use crate::sys;
 use btf::{BtfError, Resolved};
@@ -235,8 +237,8 @@ impl Kernel {
         let (changed, unknown) = (&mut self.changed, &mut self.unknown);
         let Some(watcher) = &mut self.watcher else { return };
         watcher.drain(|record| {
-            // What we do ourselves (NVML opens NVIDIA files) is nobody's concern.
-            if ours.is_some() && decode::kind_of(record).map(|(_, who)| who.tgid()) == ours {
+            // What we do ourselves (NVML opens NVIDIA files) is nobody's concern; what our children do is.
+            if decode::kind_of(record).is_some_and(|(kind, who)| is_own_doing(kind) && Some(who.tgid()) == ours) {
                 return;
             }
             match decode::ring(record, tokens) {
@@ -304,6 +306,11 @@ impl Kernel {
     fn ours(&self) -> Option<u32> {
         self.facts.initial_pid_namespace.then(std::process::id)
     }
+}
+
+/// Is a record of this kind, when it is about ourselves, about what we did?
+const fn is_own_doing(kind: Kind) -> bool {
+    !matches!(kind, Kind::Fork | Kind::SignalGenerate | Kind::Reap | Kind::Free | Kind::OomVictim | Kind::Xid)
 }
 
 fn ring_operations(resolved: &Resolved) -> io::Result<Operations> {

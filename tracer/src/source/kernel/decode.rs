@@ -281,6 +281,9 @@ fn file(kind: Kind, bytes: &[u8], tokens: Tokens) -> Option<What> {
         }
         Kind::Open => {
             hold.via = Some(Via::Opened);
+            // open(2) sets the descriptor's bit and, since 5.14, keeps O_CLOEXEC out of `f_flags` (build_open_flags,
+            // fs/open.c): how a file was opened is only known at this moment.
+            hold.opened_cloexec = hold.cloexec;
             hold.opener = Some(id);
         }
         Kind::Received => hold.via = Some(Via::ScmRights),
@@ -303,7 +306,7 @@ fn hold(record: Record<'_>, tokens: Tokens) -> Hold {
         dev: Dev(get!(record, u32, File, dev)),
         cred: Some(tokens.of(get!(record, u64, File, cred))).filter(|token| *token != 0),
         cloexec: Some(record.has(flag::CLOEXEC)),
-        opened_cloexec: Some(record.has(flag::OPENED_CLOEXEC)),
+        opened_cloexec: record.has(flag::OPENED_CLOEXEC).then_some(true),
         via: None,
         from: None,
         opener: None,
@@ -370,7 +373,6 @@ fn file_line(kind: Kind, record: Record<'_>, tokens: Tokens) -> Option<FileLine>
         hold.cloexec = None;
     }
     if kind == Kind::IoUring {
-        hold.opened_cloexec = None;
         hold.cred = None;
     }
     Some(FileLine { kind, hold, files: tokens.of(get!(record, u64, File, files)) })
