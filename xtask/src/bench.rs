@@ -35,7 +35,7 @@ struct Bench {
 ///
 /// # Errors
 /// When not root, or when a tool is missing.
-pub fn bench() -> Result<()> {
+pub(crate) fn bench() -> Result<()> {
     if output(Command::new("id").arg("-u"))?.trim() != "0" {
         bail!("the benchmark attaches eBPF programs; run it as root");
     }

@@ -15,7 +15,7 @@ const ROUNDS: usize = 15;
 ///
 /// # Errors
 /// When the kind is not known or a call fails.
-pub fn run(kind: &str, iterations: u64, path: &str) -> Result<()> {
+pub(crate) fn run(kind: &str, iterations: u64, path: &str) -> Result<()> {
     let mut rounds = Vec::new();
     let body: Box<dyn Fn() -> Result<()>> = match kind {
         // A syscall without any hook: what the mere presence of syscall tracepoints costs.

@@ -4,6 +4,7 @@
 mod bench;
 mod bench_loop;
 mod ebpf;
+mod floor;
 mod run;
 mod setup;
 mod test;
@@ -49,6 +50,8 @@ enum Command {
     /// Measure, and write docs/performance.md.
     Bench,
     #[command(hide = true)]
+    Floor,
+    #[command(hide = true)]
     BenchLoop { kind: String, iterations: u64, path: String },
 }
 
@@ -60,6 +63,7 @@ fn main() -> anyhow::Result<()> {
         Command::Vm { kernels } => vm::vm(&kernels),
         Command::Tidy => tidy::tidy(),
         Command::Bench => bench::bench(),
+        Command::Floor => floor::run(),
         Command::BenchLoop { kind, iterations, path } => bench_loop::run(&kind, iterations, &path),
     }
 }

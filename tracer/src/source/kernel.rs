@@ -251,8 +251,8 @@ impl Kernel {
         });
     }
 
-    /// Waits until the kernel wakes the reader, which it does when an eighth of the ring is full
-    /// ([`outlive_ebpf::limits::RING_WAKE_BYTES`]): drain on a timer too. Never returns when nothing is watched.
+    /// Waits until the kernel wakes the reader, which it does at most once in
+    /// [`outlive_ebpf::limits::RING_WAKE_NS`] and CPU: drain again a little later. Never returns when nothing is watched.
     ///
     /// # Errors
     /// The ring's descriptor cannot be polled (or there is no tokio runtime with I/O).
