@@ -55,7 +55,17 @@ enum Command {
     BenchLoop { kind: String, iterations: u64, path: String },
 }
 
-fn main() -> anyhow::Result<()> {
+fn main() -> std::process::ExitCode {
+    match dispatch() {
+        Ok(()) => std::process::ExitCode::SUCCESS,
+        Err(error) => {
+            println!("xtask: {error:#}");
+            std::process::ExitCode::FAILURE
+        }
+    }
+}
+
+fn dispatch() -> anyhow::Result<()> {
     match Arguments::parse().command {
         Command::Ebpf { check } => ebpf::run(check),
         Command::Setup { vm } => setup::run(vm),
