@@ -5,8 +5,8 @@
 //! leave [`decode`].
 //!
 //! Two loaders, for two needs. A live explanation must be ready in 50 ms on a host with 10,000 processes, so
-//! [`scanner`] loads just the two iterators with the few bpf(2) calls that takes. Watching starts once, and goes
-//! through aya ([`watcher`]).
+//! `scanner` loads just the two iterators with the few bpf(2) calls that takes. Watching starts once, and goes
+//! through aya (`watcher`).
 
 pub mod btf;
 pub mod decode;
