@@ -1,7 +1,7 @@
 //! Every fixed size, in one place: map capacities, loop bounds, string lengths; and what is counted when one is exceeded.
 
 /// Bytes of the event ring. A power of two and a multiple of the page size.
-pub const RING_BYTES: u32 = 8 << 20;
+pub const RING_BYTES: u32 = 4 << 20;
 /// The reader is woken by an event at most once in this time and CPU, ns, because a wake-up costs more than all the rest of an
 /// event. The reader drains again a little later than this after it was woken, so no event waits longer.
 pub const RING_WAKE_NS: u64 = 2_000_000;
