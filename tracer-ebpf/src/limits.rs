@@ -1,7 +1,10 @@
 //! Every fixed size, in one place: map capacities, loop bounds, string lengths; and what is counted when one is exceeded.
 
 /// Bytes of the event ring. A power of two and a multiple of the page size.
-pub const RING_BYTES: u32 = 8 << 20;
+pub const RING_BYTES: u32 = 4 << 20;
+/// The reader is woken by an event at most once in this time and CPU, ns, because a wake-up costs more than all the rest of an
+/// event. The reader drains again a little later than this after it was woken, so no event waits longer.
+pub const RING_WAKE_NS: u64 = 2_000_000;
 /// Processes that can be tracked at one time (GPU users, their descendants, their ancestors).
 pub const TRACKED_MAX: u32 = 65_536;
 /// NVIDIA device numbers that can be watched.
@@ -13,7 +16,9 @@ pub const SCM_FDS_MAX: u32 = 253;
 /// Control messages looked at in one msghdr.
 pub const CMSGS_MAX: u32 = 8;
 /// Messages looked at in one unix socket's receive queue.
-pub const QUEUE_MAX: u32 = 64;
+pub const QUEUE_MAX: u32 = 1_024;
+/// Steps (messages, control messages and descriptors together) that one walk over a queue or a msghdr takes.
+pub const WALK_STEPS_MAX: u32 = 8_192;
 /// Length of `task_struct.comm` (TASK_COMM_LEN, include/linux/sched.h).
 pub const COMM_LEN: usize = 16;
 /// Bytes of a path that an exec record carries.

@@ -17,6 +17,28 @@ pub struct Proc {
     pub start: u64,
 }
 
+/// Value of the `TRACKED` map, whose key is a tgid: a process that is followed.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tracked {
+    /// `group_leader->start_boottime`; 0 matches any (PID 1, put in before anything was read). Another start: the PID was
+    /// recycled and the entry is stale.
+    pub start: u64,
+    /// [`flag::GPU_USER`], or 0 for an ancestor.
+    pub flags: u32,
+    /// Explicit padding.
+    pub pad: u32,
+}
+
+impl Tracked {
+    /// Does the entry belong to another process than the one with this number that started at `start`?
+    #[inline]
+    #[must_use]
+    pub const fn is_stale(self, start: u64) -> bool {
+        self.start != 0 && self.start != start
+    }
+}
+
 /// First part of every record.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -73,7 +95,7 @@ pub enum Kind {
     Exit = 4,
     /// [`Free`]: the reaped leader's task_struct is freed.
     Free = 5,
-    /// [`Signal`] generated.
+    /// [`Signal`] generated. SIGCHLD here always means that `sender` has just become a zombie and `who` was told.
     SignalGenerate = 6,
     /// [`Signal`] delivered.
     SignalDeliver = 7,
@@ -93,7 +115,7 @@ pub enum Kind {
     Received = 14,
     /// [`File`]: a descriptor arrived through pidfd_getfd.
     Stolen = 15,
-    /// [`Exec`]-less marker that a tracked process changed descriptors in a way that only a scan can follow (close_range, ...).
+    /// Only a [`Header`]: a tracked process changed descriptors in a way that only a scan can follow (close_range).
     FilesChanged = 16,
     /// [`Xid`].
     Xid = 17,
@@ -310,6 +332,7 @@ pub struct Xid {
 
 const _: () = {
     use core::mem::{align_of, offset_of, size_of};
+    assert!(size_of::<Tracked>() == 16 && offset_of!(Tracked, flags) == 8);
     assert!(size_of::<Proc>() == 16 && align_of::<Proc>() == 8);
     assert!(size_of::<Header>() == 48 && offset_of!(Header, who) == 16 && offset_of!(Header, comm) == 32);
     assert!(size_of::<Task>() == 48 + 32 + 24 + 48);

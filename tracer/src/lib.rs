@@ -15,10 +15,20 @@
 //! aya or NVML, and print in a fixed order: the same events give the same bytes, live or from a file.
 
 pub mod cause;
+pub mod cli;
+pub mod command;
 pub mod event;
 pub mod explanation;
+mod host;
+pub mod live;
+pub mod offline;
+pub mod recorder;
+pub mod report;
 pub mod snapshot;
+pub mod source;
 #[cfg(test)]
 mod story;
+pub mod sys;
 pub mod timeline;
+pub mod trace;
 pub mod world;

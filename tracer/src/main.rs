@@ -1,2 +1,7 @@
-//! outlive.
-fn main() {}
+//! The `outlive` program: parse, run, print the error chain, return the exit code.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    outlive::command::main()
+}

@@ -7,9 +7,10 @@
 //! * [`process`]: who, how it stands, which signals, how it ended.
 //! * [`file`]: open file descriptions and their holders.
 //! * [`gpu`], [`host`]: NVML's view; clocks, limits, losses, Xids.
-//! * [`carry`]: the living state as events again.
+//! * `carry`: the living state as events again; `ask`: what the recorder asks.
 
-pub mod carry;
+mod ask;
+mod carry;
 pub mod file;
 pub mod gpu;
 mod holding;

@@ -1,2 +1,79 @@
-//! Developer commands.
-fn main() {}
+//! Developer commands: `cargo xtask <command>`.
+#![expect(clippy::print_stdout, reason = "a command line tool")]
+
+mod bench;
+mod bench_loop;
+mod ebpf;
+mod floor;
+mod run;
+mod setup;
+mod test;
+mod tidy;
+mod vm;
+
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", about = "Developer commands of outlive")]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Build the eBPF object and put it at tracer/ebpf/outlive.bpf.o.
+    Ebpf {
+        /// Build it elsewhere and fail unless the committed object is the same, byte for byte.
+        #[arg(long)]
+        check: bool,
+    },
+    /// Install what `ebpf` needs (Debian).
+    Setup {
+        /// Also what `vm` needs: QEMU, busybox.
+        #[arg(long)]
+        vm: bool,
+    },
+    /// Run everything that can be tested here, and say what cannot.
+    Test {
+        /// Also clippy, the check of the committed object, and the guests.
+        #[arg(long)]
+        ci: bool,
+    },
+    /// Run the kernel tests and scenarios under Debian's 6.1 and 6.12 in QEMU.
+    Vm {
+        /// Only these kernels ("6.1", "6.12").
+        kernels: Vec<String>,
+    },
+    /// House rules.
+    Tidy,
+    /// Measure, and write docs/performance.md.
+    Bench,
+    #[command(hide = true)]
+    Floor,
+    #[command(hide = true)]
+    BenchLoop { kind: String, iterations: u64, path: String },
+}
+
+fn main() -> std::process::ExitCode {
+    match dispatch() {
+        Ok(()) => std::process::ExitCode::SUCCESS,
+        Err(error) => {
+            println!("xtask: {error:#}");
+            std::process::ExitCode::FAILURE
+        }
+    }
+}
+
+fn dispatch() -> anyhow::Result<()> {
+    match Arguments::parse().command {
+        Command::Ebpf { check } => ebpf::run(check),
+        Command::Setup { vm } => setup::run(vm),
+        Command::Test { ci } => test::test(ci),
+        Command::Vm { kernels } => vm::vm(&kernels),
+        Command::Tidy => tidy::tidy(),
+        Command::Bench => bench::bench(),
+        Command::Floor => floor::run(),
+        Command::BenchLoop { kind, iterations, path } => bench_loop::run(&kind, iterations, &path),
+    }
+}

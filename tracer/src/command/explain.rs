@@ -1,0 +1,50 @@
+//! `outlive explain`: why is memory held, now or at a moment of a trace.
+
+use super::output;
+use crate::cli::{Common, Explain};
+use crate::explanation::Explanation;
+use crate::live;
+use crate::offline::{self, Moment};
+use crate::report::text;
+use anyhow::Result;
+
+pub(super) fn run(args: &Explain, common: &Common) -> Result<u8> {
+    let mut answer = match &args.trace {
+        Some(path) => {
+            let moment = args.at.as_deref().map_or(Ok(Moment::End), Moment::parse)?;
+            crate::explanation::explain(&offline::world(&[path], moment)?)
+        }
+        None => look(args, common)?,
+    };
+    only(&mut answer, args.gpu, args.pid);
+    if args.json {
+        output::print_json(&answer)?;
+    } else {
+        output::print(&text::explanation(&answer, &output::style(common)))?;
+    }
+    Ok(answer.exit_code())
+}
+
+/// Looks at the running host.
+fn look(args: &Explain, common: &Common) -> Result<Explanation> {
+    let history = match &args.history {
+        Some(path) => offline::world(&[path], Moment::End)?,
+        None => Default::default(),
+    };
+    let live = live::look(common, history)?;
+    Ok(crate::explanation::explain(&live))
+}
+
+/// Leaves out what was not asked for. Filters never change a verdict, only what is shown.
+fn only(answer: &mut Explanation, gpu: Option<u32>, pid: Option<u32>) {
+    if let Some(gpu) = gpu {
+        answer.gpus.retain(|g| g.index == gpu);
+        answer.holdings.retain(|h| h.gpu.is_none_or(|g| g == gpu));
+    }
+    if let Some(pid) = pid {
+        answer.holdings.retain(|h| {
+            h.owner.as_ref().is_some_and(|o| o.pid == pid) || h.holders.iter().any(|holder| holder.pid == pid)
+        });
+        answer.zombies.retain(|z| z.pid == pid || z.parent.as_ref().is_some_and(|p| p.pid == pid));
+    }
+}

@@ -1,0 +1,99 @@
+//! `outlive record`: keeps a trace until stopped.
+
+use super::output;
+use crate::cli::{Common, Record};
+use crate::event::Event;
+use crate::recorder::{Recorder, Sources};
+use crate::source::kernel::{Kernel, Options};
+use crate::source::kmsg::{self, Kmsg};
+use crate::source::nvml::{self, Sampler};
+use crate::source::procfs::Proc;
+use crate::source::devices;
+use crate::trace::writer::{self, Writer};
+use crate::{host, sys};
+use anyhow::{Context as _, Result};
+use std::path::PathBuf;
+use std::time::Duration;
+use tokio::signal::unix::{SignalKind, signal};
+
+pub(super) fn run(args: &Record, common: &Common) -> Result<u8> {
+    // Mounting needs a mount namespace of our own, and that must be made before there are threads.
+    if let Err(error) = sys::private_tracefs() {
+        tracing::warn!("cannot mount tracefs, so no tracepoint can be attached: {error}");
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start the event loop")?;
+    runtime.block_on(record(args, common))?;
+    Ok(0)
+}
+
+async fn record(args: &Record, common: &Common) -> Result<()> {
+    let (sources, opening) = open(common)?;
+    let path = args.output.clone().unwrap_or_else(default_path);
+    let options = writer::Options { rotate_size: args.rotate_size, keep: args.keep.map(|n| n as usize) };
+    let writer = Writer::create(&path, options, &opening)?;
+    let shown = writer.path().display().to_string();
+    let mut recorder = Recorder::new(sources, writer, &opening)?;
+    sys::return_free_memory();
+    output::complain(&format!("outlive: recording to {shown}; stop with Ctrl-C"));
+    let reason = until_stopped(&mut recorder, args.duration).await?;
+    recorder.finish(&reason)?;
+    output::complain(&format!("outlive: stopped ({reason}); `outlive timeline {shown}` and `outlive explain --trace {shown}` read it"));
+    Ok(())
+}
+
+/// Attaches everything and makes the events that every file begins with.
+fn open(common: &Common) -> Result<(Sources, Vec<Event>)> {
+    let options = nvml::Options { library: common.nvml.clone(), ..nvml::Options::default() };
+    let sampler = Sampler::start(options).context("cannot start a thread for NVML")?;
+    let devices = devices::find(&common.devices)?;
+    let kernel = Kernel::for_watching(Options::new(devices.clone()))?;
+    let proc = Proc::default();
+    let mut opening = vec![host::header(&proc, &kernel, devices, kernel.watching_since())];
+    opening.extend(host::limits(&kernel));
+    let kmsg = if sees_xid(&kernel) { None } else { follow_log(&mut opening) };
+    Ok((Sources { kernel, sampler, kmsg, proc }, opening))
+}
+
+/// The driver's own tracepoint is there (since driver 575).
+fn sees_xid(kernel: &Kernel) -> bool {
+    kernel.hooks().iter().any(|hook| hook.attached && hook.name.contains("nvidia_dev_xid"))
+}
+
+fn follow_log(opening: &mut Vec<Event>) -> Option<Kmsg> {
+    match Kmsg::open(kmsg::From::Now) {
+        Ok(log) => Some(log),
+        Err(error) => {
+            opening.push(Event { at: sys::boottime_ns(), what: error.limit() });
+            None
+        }
+    }
+}
+
+async fn until_stopped(recorder: &mut Recorder, duration: Option<Duration>) -> Result<String> {
+    let mut interrupt = signal(SignalKind::interrupt()).context("cannot catch SIGINT")?;
+    let mut terminate = signal(SignalKind::terminate()).context("cannot catch SIGTERM")?;
+    let mut hangup = signal(SignalKind::hangup()).context("cannot catch SIGHUP")?;
+    let mut second = tokio::time::interval(Duration::from_secs(1));
+    second.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let end = tokio::time::sleep(duration.unwrap_or(Duration::from_secs(u64::from(u32::MAX))));
+    tokio::pin!(end);
+    loop {
+        tokio::select! {
+            biased;
+            _ = interrupt.recv() => return Ok("SIGINT".to_owned()),
+            _ = terminate.recv() => return Ok("SIGTERM".to_owned()),
+            _ = hangup.recv() => return Ok("SIGHUP".to_owned()),
+            () = &mut end => return Ok("duration is over".to_owned()),
+            _ = second.tick() => recorder.tick()?,
+            stepped = recorder.step() => stepped?,
+        }
+    }
+}
+
+/// "outlive-HOST-2026-12-01T12-03-55Z.jsonl.zst" in the current folder.
+fn default_path() -> PathBuf {
+    let host = Proc::default().host().hostname;
+    let host: String = host.chars().filter(|c| c.is_ascii_alphanumeric() || *c == '-').take(64).collect();
+    let time = humantime::format_rfc3339_seconds(std::time::SystemTime::now()).to_string().replace(':', "-");
+    PathBuf::from(format!("outlive-{host}-{time}.jsonl.zst"))
+}

@@ -1,0 +1,44 @@
+//! One scan of the host, as events that the world does not know yet: the piece that a look and a recording share.
+//!
+//! Always true: only processes that matter are read in /proc.
+
+use crate::event::{BootNs, DeviceNode, Event, Header, What};
+use crate::snapshot::{self, Snapshot};
+use crate::source::kernel::{Kernel, ScanPart};
+use crate::source::procfs::Proc;
+use crate::sys;
+use crate::world::World;
+
+/// What a scan says that `world` does not know.
+#[must_use]
+pub(crate) fn compare(part: ScanPart, proc: &Proc, world: &World) -> Vec<Event> {
+    let relevant = snapshot::relevant(world, &part.tasks, &part.holds);
+    let (infos, states) = proc.describe(&part.tasks, &relevant);
+    let ScanPart { began, ended, tasks, holds, complete, .. } = part;
+    Snapshot { began, ended, tasks, holds, infos, states, complete }.events(world)
+}
+
+/// First event of a trace and of a look: what host this is and what is attached.
+#[must_use]
+pub(crate) fn header(proc: &Proc, kernel: &Kernel, devices: Vec<DeviceNode>, watching_since: Option<BootNs>) -> Event {
+    let mut header = Header {
+        schema: crate::trace::SCHEMA.to_owned(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        real_ns: sys::realtime_ns(),
+        hooks: kernel.hooks().to_vec(),
+        devices,
+        watching_since,
+        ..Header::default()
+    };
+    proc.host().fill(&mut header);
+    Event { at: sys::boottime_ns(), what: What::Header(Box::new(header)) }
+}
+
+/// What the kernel side cannot see, as events.
+pub(crate) fn limits(kernel: &Kernel) -> impl Iterator<Item = Event> + '_ {
+    let at = sys::boottime_ns();
+    kernel.limits().iter().map(move |(missing, voids)| {
+        let what = What::Limit { missing: missing.clone(), voids: voids.clone() };
+        Event { at, what }
+    })
+}

@@ -1,0 +1,245 @@
+//! One process: who it is beyond what a scan knows, and how it stands.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::cgroup::Paths;
+use super::status::Status;
+use super::{Proc, TEXT_MAX, bounded, container};
+use crate::event::{ProcessId, ProcessInfo, ProcessState, StuckThread};
+use crate::snapshot::TaskLine;
+
+/// Kernel stack frames that are kept.
+const FRAMES_MAX: usize = 64;
+/// Threads of a process whose stacks are read.
+const STUCK_MAX: usize = 64;
+const FRAME_MAX: usize = 256;
+
+// include/linux/sched.h
+const PF_EXITING: u32 = 0x4;
+const PF_FORKNOEXEC: u32 = 0x40;
+const TASK_UNINTERRUPTIBLE: u32 = 0x2;
+const TASK_STOPPED: u32 = 0x4;
+const TASK_TRACED: u32 = 0x8;
+const EXIT_DEAD: u32 = 0x10;
+const EXIT_ZOMBIE: u32 = 0x20;
+const TASK_PARKED: u32 = 0x40;
+const TASK_NOLOAD: u32 = 0x400;
+const TASK_RTLOCK_WAIT: u32 = 0x1000;
+const TASK_FROZEN: u32 = 0x8000;
+/// Bit of SIGKILL in a signal mask.
+const KILL: u64 = 1 << (libc::SIGKILL - 1);
+
+impl Proc {
+    /// Details of the `relevant` processes of a scan, and how they stand. Those that vanished are left out.
+    #[must_use]
+    pub fn describe(
+        &self,
+        tasks: &[TaskLine],
+        relevant: &BTreeSet<ProcessId>,
+    ) -> (Vec<ProcessInfo>, Vec<ProcessState>) {
+        let mut processes: BTreeMap<ProcessId, Vec<&TaskLine>> = BTreeMap::new();
+        for task in tasks.iter().filter(|task| relevant.contains(&task.id)) {
+            processes.entry(task.id).or_default().push(task);
+        }
+        let mut frozen = BTreeMap::new();
+        let mut described = (Vec::new(), Vec::new());
+        for (id, threads) in processes {
+            let paths = self.cgroups(id.tgid()).unwrap_or_default();
+            let is_frozen = *frozen
+                .entry(paths.clone())
+                .or_insert_with(|| self.frozen(&paths));
+            let info = self.info(id, &threads, &paths);
+            let state = self.state(id, &threads, is_frozen);
+            // Read last: if the PID is still this process's now, it was while we read.
+            if self.is(id) {
+                described.0.push(info);
+                described.1.push(state);
+            }
+        }
+        described
+    }
+
+    /// What a PID is, without a scan; `None` when it vanished or is another process than `id`.
+    #[must_use]
+    pub fn process(&self, id: ProcessId) -> Option<ProcessInfo> {
+        let paths = self.cgroups(id.tgid()).unwrap_or_default();
+        let status = Status::parse(&self.text(format!("proc/{}/status", id.tgid()))?);
+        let info = ProcessInfo {
+            comm: self.line(format!("proc/{}/comm", id.tgid())),
+            uid: status.uid,
+            ns_pid: status.ns_pid.filter(|pid| *pid != id.tgid()),
+            ..self.info(id, &[], &paths)
+        };
+        self.is(id).then_some(info)
+    }
+
+    fn info(&self, id: ProcessId, threads: &[&TaskLine], paths: &Paths) -> ProcessInfo {
+        let cgroup = paths.shown().map(str::to_owned);
+        let mut info = ProcessInfo {
+            id,
+            cmdline: self.cmdline(id.tgid()),
+            container: [&paths.unified, &paths.pids, &paths.freezer]
+                .into_iter()
+                .flatten()
+                .find_map(|path| container::of(path)),
+            cgroup,
+            ..ProcessInfo::default()
+        };
+        if let Some(leader) = leader(id, threads) {
+            info.parent = (leader.parent.tgid() != 0).then_some(leader.parent);
+            info.comm = (leader.tid == id.tgid()).then(|| leader.comm.clone());
+            info.uid = Some(leader.uid);
+            info.ns_pid = (leader.ns_level > 0 && leader.tid == id.tgid()).then_some(leader.ns_pid);
+            info.pgrp = Some(leader.pgrp);
+            info.session = Some(leader.session);
+            info.never_execed = Some(leader.flags & PF_FORKNOEXEC != 0);
+            info.cred = (leader.cred != 0).then_some(leader.cred);
+        }
+        info
+    }
+
+    /// Arguments joined by spaces. The process can write anything there.
+    fn cmdline(&self, pid: u32) -> Option<String> {
+        let mut bytes = self.bytes(format!("proc/{pid}/cmdline"))?;
+        bytes.truncate(TEXT_MAX);
+        while bytes.last() == Some(&0) {
+            bytes.pop();
+        }
+        for byte in &mut bytes {
+            if *byte == 0 {
+                *byte = b' ';
+            }
+        }
+        let text = String::from_utf8_lossy(&bytes);
+        (!text.is_empty()).then(|| bounded(&text, TEXT_MAX).to_owned())
+    }
+
+    fn state(&self, id: ProcessId, threads: &[&TaskLine], frozen: bool) -> ProcessState {
+        let pid = id.tgid();
+        let live: Vec<&&TaskLine> = threads.iter().filter(|task| task.exit_state == 0).collect();
+        let leader = leader(id, threads);
+        let leader_exited = leader.is_none_or(|task| task.tid != pid || task.exit_state != 0);
+        let status = self.status(pid, pid);
+        // A leader that is a zombie has no memory map, so only a live thread says whether core is being dumped.
+        let living = match live.first() {
+            Some(task) if leader_exited => self.status(pid, task.tid),
+            _ => status.clone(),
+        };
+        // Without a scan's word only its number is known.
+        let by_number = (status.tracer != 0).then_some(ProcessId(status.tracer, 0));
+        let killed = (status.pending | living.pending) & KILL != 0;
+        ProcessState {
+            id,
+            state: leader.map_or(status.state, |task| letter(task).to_owned()),
+            live_threads: u32::try_from(live.len()).unwrap_or(u32::MAX),
+            leader_exited,
+            exiting: live.iter().any(|task| task.flags & PF_EXITING != 0),
+            dumping_core: status.dumping_core || living.dumping_core,
+            tracer: threads.iter().find_map(|task| task.tracer).or(by_number),
+            frozen,
+            pending: status.pending | living.pending,
+            blocked: if leader_exited {
+                living.blocked
+            } else {
+                status.blocked
+            },
+            ignored: status.ignored,
+            caught: status.caught,
+            cpu_ns: threads
+                .iter()
+                .map(|task| task.cpu_ns)
+                .fold(0, u64::saturating_add),
+            exit_code: leader
+                .filter(|_| live.is_empty())
+                .map(|task| task.exit_code),
+            stuck: self.stuck(pid, &live, killed),
+        }
+    }
+
+    fn status(&self, pid: u32, tid: u32) -> Status {
+        self.text(format!("proc/{pid}/task/{tid}/status"))
+            .map(|text| Status::parse(&text))
+            .unwrap_or_default()
+    }
+
+    /// Threads that are exiting, in uninterruptible sleep, or still there although SIGKILL is pending: the kernel
+    /// marks SIGKILL as pending for every thread (complete_signal, kernel/signal.c).
+    fn stuck(&self, pid: u32, live: &[&&TaskLine], killed: bool) -> Vec<StuckThread> {
+        let worth =
+            |task: &&&&TaskLine| killed || task.flags & PF_EXITING != 0 || uninterruptible(task);
+        live.iter()
+            .filter(worth)
+            .take(STUCK_MAX)
+            .map(|task| StuckThread {
+                tid: task.tid,
+                state: letter(task).to_owned(),
+                exiting: task.flags & PF_EXITING != 0,
+                stack: self.stack(pid, task.tid),
+            })
+            .collect()
+    }
+
+    /// Kernel stack of a thread, innermost frame first; empty when it may not be read or the thread is running.
+    fn stack(&self, pid: u32, tid: u32) -> Vec<String> {
+        let text = self
+            .text(format!("proc/{pid}/task/{tid}/stack"))
+            .unwrap_or_default();
+        text.lines()
+            .map(frame)
+            .filter(|frame| !frame.is_empty())
+            .take(FRAMES_MAX)
+            .collect()
+    }
+}
+
+/// The leader, or any thread when the scan did not see it.
+fn leader<'a>(id: ProcessId, threads: &[&'a TaskLine]) -> Option<&'a TaskLine> {
+    threads
+        .iter()
+        .find(|task| task.tid == id.tgid())
+        .or_else(|| threads.first())
+        .copied()
+}
+
+/// "[<0>] uvm_spin_loop+0x1c/0x90 [nvidia_uvm]" -> "uvm_spin_loop+0x1c/0x90 [nvidia_uvm]".
+fn frame(line: &str) -> String {
+    let line = line.trim();
+    let symbol = match line
+        .strip_prefix("[<")
+        .and_then(|rest| rest.split_once(">]"))
+    {
+        Some((_, symbol)) => symbol.trim_start(),
+        None => line,
+    };
+    bounded(symbol, FRAME_MAX).to_owned()
+}
+
+const fn uninterruptible(task: &TaskLine) -> bool {
+    task.state & TASK_UNINTERRUPTIBLE != 0 && task.state & TASK_NOLOAD == 0
+}
+
+/// The letter that /proc/PID/stat shows (task_state_index, include/linux/sched.h).
+fn letter(task: &TaskLine) -> &'static str {
+    let state = task.state | task.exit_state;
+    let is = |bit| state & bit != 0;
+    // The kernel reports the highest bit.
+    if task.state & TASK_UNINTERRUPTIBLE != 0 && is(TASK_NOLOAD) && task.exit_state == 0 {
+        "I"
+    } else if is(TASK_PARKED) {
+        "P"
+    } else if is(EXIT_ZOMBIE) {
+        "Z"
+    } else if is(EXIT_DEAD) {
+        "X"
+    } else if is(TASK_TRACED) {
+        "t"
+    } else if is(TASK_STOPPED) {
+        "T"
+    } else if is(TASK_UNINTERRUPTIBLE | TASK_RTLOCK_WAIT | TASK_FROZEN) {
+        "D"
+    } else if is(0x1) {
+        "S"
+    } else {
+        "R"
+    }
+}
