@@ -303,17 +303,21 @@ impl World {
         }
     }
 
-    /// The process, made when it is new. A new process with a known number means that the old one is gone.
+    /// The process, made when it is new. One number is one process at a time: the older one is gone.
     fn process_mut(&mut self, at: BootNs, id: ProcessId) -> &mut Process {
+        let mut outlived = None;
         if !self.processes.contains_key(&id) {
             self.absent.remove(&id.tgid());
             if let Some(old) = self.processes.range(ProcessId(id.tgid(), 0)..id).next_back().map(|(old, _)| *old) {
                 self.dies(at, old, |exit| exit.gone = exit.gone.or(Some(at)));
             }
+            // A late word about a process whose number is used again by now.
+            outlived = self.processes.range(id..=ProcessId(id.tgid(), BootNs::MAX)).next().map(|_| at);
         }
         self.processes.entry(id).or_insert_with(|| {
             let mut process = Box::new(Process { first_seen: at, ..Process::default() });
             process.info.id = id;
+            process.exit.gone = outlived;
             process
         })
     }
@@ -324,7 +328,10 @@ impl World {
 
     fn stands(&mut self, at: BootNs, state: &ProcessState) {
         let process = self.process_mut(at, state.id);
-        if process.state.as_ref().is_some_and(|(known, _)| *known > at) {
+        let stale = process.state.as_ref().is_some_and(|(known, _)| *known > at);
+        let is_zombie = state.live_threads == 0 && matches!(state.state.as_str(), "Z" | "X");
+        let risen = process.stage() >= Stage::Zombie && !is_zombie;
+        if stale || risen {
             return;
         }
         if let (Some((known_at, known)), true) = (&mut process.state, state.stuck.is_empty()) {
@@ -334,7 +341,7 @@ impl World {
         } else {
             process.state = Some((at, Box::new(state.clone())));
         }
-        if state.live_threads == 0 && matches!(state.state.as_str(), "Z" | "X") {
+        if is_zombie {
             let parent = process.info.parent;
             process.exit.code = process.exit.code.or(state.exit_code);
             process.exit.found_zombie = process.exit.found_zombie.or(Some(at));

@@ -100,12 +100,15 @@ fn stopped(case: &Case<'_>, process: &Process) -> Option<Found> {
         }
         None => "is stopped (by which signal was not seen)".to_owned(),
     };
-    let go_on = remedy::command(
-        remedy::kill(case.world, "CONT", &[process]),
-        "lets it run again; a pending SIGTERM then takes effect",
-        None,
-        "it goes on with its work",
-    );
+    let go_on = match process.id().tgid() {
+        1 => remedy::wait("whoever stopped PID 1 lets it go on", None),
+        _ => remedy::command(
+            remedy::kill(case.world, "CONT", &[process]),
+            "lets it run again; a pending SIGTERM then takes effect",
+            None,
+            "it goes on with its work",
+        ),
+    };
     Some((how, notes, go_on))
 }
 

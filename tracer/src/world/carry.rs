@@ -8,7 +8,7 @@ use super::gpu::Gpu;
 use super::host::Host;
 use super::process::{ExitRecord, Process};
 use crate::event::{
-    BootNs, Event, GpuProcess, Hold, ProcessInfo, SignalResult, What,
+    BootNs, Event, GpuProcess, Hold, ProcessId, ProcessInfo, SignalResult, Via, What,
 };
 
 impl World {
@@ -20,6 +20,11 @@ impl World {
         for (index, gpu) in &self.gpus {
             carry_gpu(*index, gpu, &mut out);
         }
+        // Before the files: what is in transit now was not settled by it.
+        if let Some(scan) = self.host.scan {
+            let (began, processes, zombies, complete) = (scan.began, scan.processes, scan.zombies, scan.complete);
+            out.push(event(scan.at, What::Scan { began, processes, zombies, complete }));
+        }
         for process in self.processes() {
             carry_birth(process, &mut out);
         }
@@ -28,11 +33,7 @@ impl World {
             carry_life(process, &mut out);
             self.carry_end(process, &mut out);
         }
-        out.extend(self.absent.iter().map(|(pid, at)| event(*at, What::ProcessGone { id: crate::event::ProcessId(*pid, 0) })));
-        if let Some(scan) = self.host.scan {
-            let (began, processes, zombies, complete) = (scan.began, scan.processes, scan.zombies, scan.complete);
-            out.push(event(scan.at, What::Scan { began, processes, zombies, complete }));
-        }
+        out.extend(self.absent.iter().map(|(pid, at)| event(*at, What::ProcessGone { id: ProcessId(*pid, 0) })));
         out
     }
 
@@ -40,7 +41,7 @@ impl World {
         for file in self.files() {
             let opener = file.opener.map(|(id, _)| id);
             let whole = Hold {
-                id: crate::event::ProcessId::default(),
+                id: ProcessId::default(),
                 tid: None,
                 fd: -1,
                 file: file.token,
@@ -65,7 +66,8 @@ impl World {
                         tid: slot.tid,
                         fd: slot.fd,
                         cloexec: slot.cloexec,
-                        via: holder.via,
+                        // Two opens would be two descriptions.
+                        via: holder.via.filter(|via| *via != Via::Opened || opener == Some(*id)),
                         from: holder.from,
                         since,
                         ..whole.clone()
@@ -75,10 +77,11 @@ impl World {
             }
             let pending = file.sent.iter().rev().take(file.in_transit as usize).rev();
             for sent in pending {
+                // The sending does not say who opened it: a holding of the sender, dropped at once, does.
                 let hold = Hold { id: sent.by, ..whole.clone() };
-                out.push(event(sent.at, What::Hold(Box::new(hold))));
                 let (id, file, dev, socket) = (sent.by, file.token, file.dev, sent.socket);
                 out.push(event(sent.at, What::Sent { id, file, dev, socket }));
+                out.push(event(sent.at, What::Hold(Box::new(hold))));
                 out.push(event(sent.at, What::Drop { id, tid: None, fd: -1, file }));
             }
         }
@@ -99,7 +102,9 @@ impl World {
         if let Some(at) = exit.freed {
             out.push(event(at, What::Free { id }));
         }
-        if let Some(at) = exit.gone {
+        // A reap finds its child by its parent, which may have changed since: this makes sure.
+        let gone = exit.gone.or(exit.reaped.as_ref().map(|reaped| reaped.0)).filter(|_| exit.freed.is_none());
+        if let Some(at) = exit.gone.or(gone) {
             out.push(event(at, What::ProcessGone { id }));
         }
     }

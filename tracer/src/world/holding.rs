@@ -15,27 +15,19 @@ impl World {
     pub(super) fn hold(&mut self, at: BootNs, hold: &Hold) {
         let process = self.process_mut(at, hold.id);
         process.held = true;
-        // A zombie holds nothing: this was seen before its end and comes late.
+        // A zombie holds nothing: this was seen before its end and comes late. Who opened the file stays true.
         if process.stage() >= Stage::Zombie {
+            if let Some(file) = self.files.get_mut(&hold.file) {
+                learn(file, at, hold);
+            }
+            self.find_opener(hold.file);
             return;
         }
-        let opened = hold.via == Some(Via::Opened);
-        if opened {
-            let at = hold.since.unwrap_or(at);
-            self.retire_reused(at, hold);
+        if hold.via == Some(Via::Opened) {
+            self.retire_reused(hold.since.unwrap_or(at), hold);
         }
         let file = self.files.entry(hold.file).or_insert_with(|| Box::new(new_file(at, hold.file, hold.dev)));
-        file.first_seen = file.first_seen.min(at);
-        file.cred = file.cred.or(hold.cred);
-        file.opened_cloexec = file.opened_cloexec.or(hold.opened_cloexec);
-        if opened {
-            file.opened_at = file.opened_at.or(Some(hold.since.unwrap_or(at)));
-        }
-        let known = if opened { Some((hold.id, Known::Seen)) } else { hold.opener.map(|id| (id, Known::Seen)) };
-        let unseen = !matches!(file.opener, Some((_, Known::Seen)));
-        if let (Some(known), true) = (known, unseen) {
-            file.opener = Some(known);
-        }
+        learn(file, at, hold);
         let from = hold.from.or_else(|| match hold.via {
             Some(Via::ScmRights | Via::InFlight) => file.sent.last().map(|sent| sent.by),
             _ => None,
@@ -46,11 +38,8 @@ impl World {
         let slot = Slot { fd: hold.fd, tid: hold.tid, cloexec: hold.cloexec, changed: at };
         let arrival = Arrival { via: hold.via, from, since: hold.since.or(hold.via.map(|_| at)) };
         put(&mut file.holders, (hold.id, Place::of(hold.via)), slot, arrival);
-        let pending = (file.opener.is_none(), file.cred);
         self.note_held(hold.id, hold.file);
-        if let (true, Some(cred)) = pending {
-            self.find_opener(cred, hold.file);
-        }
+        self.find_opener(hold.file);
     }
 
     /// An open of a token that is already known: the old description must have been released unseen, unless the
@@ -194,14 +183,15 @@ impl World {
         }
     }
 
-    fn find_opener(&mut self, cred: Token, token: Token) {
-        let opener = self.creds.get(&cred).copied();
-        match (opener, self.files.get_mut(&token)) {
-            (Some(id), Some(file)) => file.opener = Some((id, Known::Credentials)),
-            (None, Some(_)) => {
+    /// By its credentials, now or when somebody turns up who has them.
+    fn find_opener(&mut self, token: Token) {
+        let Some(file) = self.files.get_mut(&token).filter(|file| file.opener.is_none()) else { return };
+        let Some(cred) = file.cred else { return };
+        match self.creds.get(&cred) {
+            Some(id) => file.opener = Some((*id, Known::Credentials)),
+            None => {
                 self.ownerless.entry(cred).or_default().insert(token);
             }
-            (_, None) => {}
         }
     }
 
@@ -254,6 +244,21 @@ impl World {
             self.dropped.pop_front();
         }
         self.dropped.push_back((at, id, fd, token));
+    }
+}
+
+/// What a holding says of the description itself.
+fn learn(file: &mut File, at: BootNs, hold: &Hold) {
+    let opened = hold.via == Some(Via::Opened);
+    file.first_seen = file.first_seen.min(at);
+    file.cred = file.cred.or(hold.cred);
+    file.opened_cloexec = file.opened_cloexec.or(hold.opened_cloexec);
+    if opened {
+        file.opened_at = file.opened_at.or(Some(hold.since.unwrap_or(at)));
+    }
+    let known = hold.opener.or(opened.then_some(hold.id)).map(|id| (id, Known::Seen));
+    if !matches!(file.opener, Some((_, Known::Seen))) {
+        file.opener = known.or(file.opener);
     }
 }
 
