@@ -1,77 +1,110 @@
-//! Why memory outlives its owner: one file per cause, asked in a fixed order.
+//! Why memory is held: one file per cause, one ordered list.
 //!
-//! Always true: a rule looks at one [`case::Case`] and gives a [`Verdict`] or nothing; it never changes the case; the
-//! first rule that answers is the answer, and [`RULES`] says why each stands where it stands.
+//! Always true: a cause is a pure function from a [`Case`] to a [`Verdict`] or nothing; the first rule of [`RULES`]
+//! that answers is the cause, and the last one always answers. Each file's first lines are the user's documentation
+//! of that cause: what must be seen, what would refute it, how sure it can be, and what to do.
 
-pub mod accounts;
+pub mod account;
 pub mod case;
-mod core_dump;
-mod descriptor_in_flight;
+pub mod core_dump;
+pub mod descriptor_in_flight;
+pub mod driver_reserve;
+pub mod ending;
 pub mod evidence;
-mod exit_blocked;
-pub mod gpu_level;
-mod inherited_descriptor;
-mod leader_exited;
-mod orphaned_process;
-mod owner_alive;
-mod owner_stopped;
-mod passed_descriptor;
-mod provenance;
-pub mod remedies;
-mod signal_not_fatal;
-mod teardown_running;
-mod unknown;
+pub mod exit_blocked;
+pub mod inherited_descriptor;
+pub mod leader_exited;
+pub mod no_holder;
+pub mod orphaned_process;
+pub mod owner_alive;
+pub mod owner_stopped;
+mod owners;
+pub mod passed_descriptor;
+pub mod remedy;
+pub mod signal_not_fatal;
+pub mod teardown_running;
+pub mod unknown;
+mod via;
 pub mod words;
 
+use crate::event::BootNs;
 use crate::explanation::{CauseId, Confidence, Remedy};
 use case::Case;
 
-/// What a rule says of a case.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Verdict {
-    /// Why.
-    pub cause: CauseId,
-    /// How sure.
-    pub confidence: Confidence,
-    /// One sentence.
-    pub summary: String,
-    /// Facts of this rule, beside the common ones: (when, what).
-    pub facts: Vec<(Option<u64>, String)>,
-    /// Least harmful first.
-    pub remedy: Vec<Remedy>,
+/// One thing that was seen, before times are written out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Note {
+    /// When; absent for a standing fact.
+    pub at: Option<BootNs>,
+    /// A sentence.
+    pub what: String,
 }
 
-/// A rule.
-pub type Rule = fn(&Case<'_>) -> Option<Verdict>;
+/// What a cause says of a case.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Verdict {
+    /// How sure.
+    pub confidence: Confidence,
+    /// One sentence for the person with the pager.
+    pub summary: String,
+    /// What this cause rests on, beside what every cause shows.
+    pub notes: Vec<Note>,
+    /// Least harmful first.
+    pub remedies: Vec<Remedy>,
+}
 
-/// The rules, in the order in which they are asked.
+/// One cause's rule.
+#[derive(Clone, Copy, Debug)]
+pub struct Rule {
+    /// Which cause.
+    pub id: CauseId,
+    /// Whether this is it.
+    pub judge: fn(&Case<'_>) -> Option<Verdict>,
+}
+
+const fn rule(id: CauseId, judge: fn(&Case<'_>) -> Option<Verdict>) -> Rule {
+    Rule { id, judge }
+}
+
+/// The causes in the order in which they are asked.
 pub const RULES: &[Rule] = &[
-    // An owner that still lives, most specific state first.
-    // A dump suspends everything else: the process is neither stopped nor stuck, and signals wait for it.
-    core_dump::verdict,
-    // Stopped: no signal but KILL and CONT acts, so "the signal was not fatal" would be true but not the reason.
-    owner_stopped::verdict,
-    // Exiting: stuck only when its stack says so and memory does not move; else it simply takes time.
-    exit_blocked::verdict,
-    teardown_running::verdict,
-    // Alive and signalled, or with a signal pending.
-    signal_not_fatal::verdict,
-    // Alive, but its main thread is gone, so that it looks dead to everybody.
-    leader_exited::verdict,
-    // Alive, but what started it is gone.
-    orphaned_process::verdict,
-    owner_alive::verdict,
-    // A dead owner: who keeps it. In flight only when nobody has a descriptor of it, because reading or closing that
-    // socket would free nothing while somebody else holds the description.
-    descriptor_in_flight::verdict,
-    passed_descriptor::verdict,
-    inherited_descriptor::verdict,
+    // Not anybody's memory at all: nothing else applies.
+    rule(CauseId::DriverReserve, driver_reserve::judge),
+    // A dumping process is also dying of a signal and looks stuck: the dump is the reason.
+    rule(CauseId::CoreDump, core_dump::judge),
+    // A stopped process also has signals pending: they wait for it to continue.
+    rule(CauseId::OwnerStopped, owner_stopped::judge),
+    // Before the blocked exits: falling memory or a young exit means that nothing is stuck yet.
+    rule(CauseId::TeardownRunning, teardown_running::judge),
+    // A driver frame on any thread's stack decides; "elsewhere" is what is left.
+    rule(CauseId::ExitBlockedInDriver, exit_blocked::judge_in_driver),
+    rule(CauseId::ExitBlockedElsewhere, exit_blocked::judge_elsewhere),
+    // What someone did to end it says more than how it came to be alone.
+    rule(CauseId::SignalNotFatal, signal_not_fatal::judge),
+    // `ps` shows it as a zombie: that must be explained before its parentage is.
+    rule(CauseId::LeaderExited, leader_exited::judge),
+    rule(CauseId::OrphanedProcess, orphaned_process::judge),
+    // Every living owner that nothing above explains.
+    rule(CauseId::OwnerAlive, owner_alive::judge),
+    // From here the owner is dead or unknown. In flight answers only when nothing else holds the files.
+    rule(CauseId::DescriptorInFlight, descriptor_in_flight::judge),
+    // Passed answers only when no forked holder has the files from the owner's side.
+    rule(CauseId::PassedDescriptor, passed_descriptor::judge),
+    rule(CauseId::InheritedDescriptor, inherited_descriptor::judge),
+    // Needs the proof that nobody holds anything.
+    rule(CauseId::NoHolder, no_holder::judge),
     // Always answers.
-    unknown::verdict,
+    rule(CauseId::Unknown, unknown::judge),
 ];
 
-/// The answer to a case.
+/// The cause of a case.
 #[must_use]
-pub fn verdict(case: &Case<'_>) -> Verdict {
-    RULES.iter().find_map(|rule| rule(case)).unwrap_or_else(|| unknown::answer(case))
+pub fn judge(case: &Case<'_>) -> (CauseId, Verdict) {
+    let answer = RULES.iter().find_map(|rule| (rule.judge)(case).map(|verdict| (rule.id, verdict)));
+    let (id, mut verdict) = answer.unwrap_or_else(|| (CauseId::Unknown, unknown::verdict(case)));
+    verdict.notes.extend(evidence::common(case));
+    // Known times first and in order, standing facts after them; equal times stay in the order of the telling.
+    verdict.notes.sort_by_key(|note| (note.at.is_none(), note.at));
+    verdict.notes.dedup();
+    (id, verdict)
 }

@@ -3,7 +3,12 @@
 //! Always true: an explanation is a pure function of a [`World`](crate::world::World) (see [`explain`]); it holds no
 //! clock reading of its own, is in a fixed order, and serialises to the documented JSON as it stands.
 
+mod limits;
+mod parts;
+
+use crate::cause::{self, account};
 use crate::event::Via;
+use crate::world::World;
 use serde::{Deserialize, Serialize};
 
 /// Schema name written into every JSON explanation.
@@ -281,4 +286,67 @@ pub struct LimitPart {
     pub missing: String,
     /// Which conclusions that voids.
     pub voids: String,
+}
+
+/// Explains everything that the world knows to be held. Pure: equal worlds give equal explanations.
+#[must_use]
+pub fn explain(world: &World) -> Explanation {
+    let mut holdings: Vec<Holding> = account::cases(world)
+        .iter()
+        .map(|case| {
+            let (id, verdict) = cause::judge(case);
+            parts::holding(case, id, verdict)
+        })
+        .collect();
+    // Most important first: what outlives its owner, what cannot be told, the living, the reserve; then by size.
+    holdings.sort_by_cached_key(|h| {
+        let pid = h.owner.as_ref().map(|owner| owner.pid);
+        (rank(h.cause), std::cmp::Reverse(h.bytes), h.gpu, pid, h.summary.clone())
+    });
+    let host = world.host();
+    let header = host.header.as_deref();
+    Explanation {
+        schema: SCHEMA.to_owned(),
+        taken_at: parts::time(world, host.now),
+        host: HostPart {
+            name: header.map(|h| h.hostname.clone()).unwrap_or_default(),
+            kernel: header.map(|h| h.kernel.clone()).unwrap_or_default(),
+            driver: header.and_then(|h| h.driver.clone()),
+            outlive: header.map(|h| h.version.clone()).unwrap_or_default(),
+        },
+        covers: Covers {
+            from: host.watching_since().and_then(|at| host.wall(at)),
+            to: parts::time(world, host.now),
+            complete: limits::is_complete(world),
+        },
+        gpus: parts::gpus(world, &holdings),
+        holdings,
+        zombies: parts::zombies(world),
+        pids: parts::pids(world),
+        limits: limits::limits(world),
+    }
+}
+
+const fn rank(cause: CauseId) -> u8 {
+    match cause {
+        CauseId::OwnerAlive => 2,
+        CauseId::DriverReserve => 3,
+        CauseId::Unknown => 1,
+        _ => 0,
+    }
+}
+
+impl Explanation {
+    /// The verdict as an exit code: 3 when memory outlives its owner, 4 when that cannot be told, else 0.
+    #[must_use]
+    pub fn exit_code(&self) -> u8 {
+        let worst = self.holdings.iter().map(|holding| rank(holding.cause)).min();
+        match worst {
+            Some(0) => 3,
+            Some(1) => 4,
+            // No scan and no NVML: not seeing anything is no proof that there is nothing.
+            None if self.limits.iter().any(|limit| limit.missing == limits::NO_SCAN) => 4,
+            _ => 0,
+        }
+    }
 }

@@ -18,7 +18,6 @@ pub mod cause;
 pub mod cli;
 pub mod command;
 pub mod event;
-pub mod explain;
 pub mod explanation;
 mod host;
 pub mod live;
@@ -27,6 +26,9 @@ pub mod recorder;
 pub mod report;
 pub mod snapshot;
 pub mod source;
+#[cfg(test)]
+mod story;
 pub mod sys;
+pub mod timeline;
 pub mod trace;
 pub mod world;

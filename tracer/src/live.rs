@@ -43,6 +43,9 @@ pub fn look(common: &Common, history: World) -> Result<World> {
     collect(&mut sampler, &mut world);
     if world.something_is_leaving() {
         second_look(&mut kernel, &proc, &mut sampler, &mut world)?;
+    } else if !world.unknown_pids().is_empty() {
+        // The first scan did not know whom NVML names: whether these processes exist is what it must say now.
+        scan(&mut kernel, &proc, &mut world)?;
     }
     Ok(world)
 }

@@ -6,7 +6,22 @@
 
 use crate::event::{BootNs, Event, Hold, ProcessId, ProcessInfo, ProcessState, Token, What};
 use crate::world::World;
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use crate::world::file::Place;
+use crate::world::process::{Process, Stage};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// EXIT_ZOMBIE (include/linux/sched.h).
+const EXIT_ZOMBIE: u32 = 0x20;
+/// EXIT_DEAD.
+const EXIT_DEAD: u32 = 0x10;
+/// PF_EXITING.
+const PF_EXITING: u32 = 0x4;
+/// PF_FORKNOEXEC.
+const PF_FORKNOEXEC: u32 = 0x40;
+/// PF_DUMPCORE.
+const PF_DUMPCORE: u32 = 0x200;
+/// Longest chain of ancestors that is followed.
+const ANCESTORS_MAX: usize = 64;
 
 /// One thread, from `iter/task`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -70,118 +85,256 @@ pub struct Snapshot {
     pub complete: bool,
 }
 
+impl TaskLine {
+    fn is_leader(&self) -> bool {
+        self.tid == self.id.tgid()
+    }
 
-/// EXIT_ZOMBIE (include/linux/sched.h).
-const EXIT_ZOMBIE: u32 = 0x20;
+    /// The whole process is a zombie: its leader is, and no thread lives.
+    fn is_zombie(&self) -> bool {
+        self.is_leader() && self.exit_state & EXIT_ZOMBIE != 0 && self.live == 0
+    }
 
-/// Processes that a scan must look at more closely: those that hold, their ancestors, those that NVML names or the world follows,
-/// zombies and their parents, tracers.
+    fn info(&self) -> ProcessInfo {
+        ProcessInfo {
+            id: self.id,
+            parent: (self.parent.tgid() != 0).then_some(self.parent),
+            comm: Some(self.comm.clone()),
+            uid: Some(self.uid),
+            ns_pid: (self.ns_level > 0).then_some(self.ns_pid),
+            pgrp: (self.pgrp != 0).then_some(self.pgrp),
+            session: (self.session != 0).then_some(self.session),
+            never_execed: Some(self.flags & PF_FORKNOEXEC != 0),
+            cred: (self.cred != 0).then_some(self.cred),
+            ..ProcessInfo::default()
+        }
+    }
+
+    /// As much of a state as a task line tells; used when nobody read /proc for it.
+    fn state(&self) -> ProcessState {
+        // TASK_REPORT bits (fs/proc/array.c, task_state_array) in the order of "RSDTtXZPI".
+        let letter = match (self.exit_state, self.state) {
+            (exit, _) if exit & EXIT_ZOMBIE != 0 => "Z",
+            (exit, _) if exit & EXIT_DEAD != 0 => "X",
+            (_, 0) => "R",
+            (_, state) if state & 0x1 != 0 => "S",
+            // TASK_UNINTERRUPTIBLE | TASK_NOLOAD
+            (_, state) if state & 0x402 == 0x402 => "I",
+            (_, state) if state & 0x2 != 0 => "D",
+            (_, state) if state & 0x4 != 0 => "T",
+            (_, state) if state & 0x8 != 0 => "t",
+            _ => "S",
+        };
+        let gone = self.exit_state != 0;
+        ProcessState {
+            id: self.id,
+            state: letter.to_owned(),
+            live_threads: self.live,
+            leader_exited: gone,
+            exiting: self.flags & PF_EXITING != 0 && !gone,
+            dumping_core: self.flags & PF_DUMPCORE != 0 && !gone,
+            tracer: self.tracer,
+            cpu_ns: self.cpu_ns,
+            exit_code: (gone && self.live == 0).then_some(self.exit_code),
+            ..ProcessState::default()
+        }
+    }
+}
+
+/// The processes whose details are worth reading: holders and all that explains them.
+///
+/// Holders, their ancestors, group and session leaders and tracers; processes that NVML names; everything that the
+/// world follows already; zombies and who must wait for them.
 #[must_use]
 pub fn relevant(world: &World, tasks: &[TaskLine], holds: &[Hold]) -> BTreeSet<ProcessId> {
-    let leaders: HashMap<ProcessId, &TaskLine> = tasks.iter().filter(|t| t.tid == t.id.tgid()).map(|t| (t.id, t)).collect();
-    let charged: HashSet<u32> = world.gpus.values().flat_map(|g| g.processes.iter().map(|p| p.pid)).collect();
-    let mut wanted: BTreeSet<ProcessId> = holds.iter().map(|h| h.id).collect();
-    for (id, task) in &leaders {
-        if charged.contains(&id.tgid()) || world.uses_gpu(*id) || task.exit_state & EXIT_ZOMBIE != 0 && task.live == 0 {
-            wanted.insert(*id);
-        }
-    }
-    let mut queue: Vec<ProcessId> = wanted.iter().copied().collect();
-    while let Some(id) = queue.pop() {
-        let Some(task) = leaders.get(&id) else { continue };
-        for kin in [Some(task.parent), task.tracer].into_iter().flatten() {
-            if kin.tgid() > 0 && wanted.insert(kin) {
-                queue.push(kin);
+    let leaders: BTreeMap<u32, &TaskLine> = tasks.iter().filter(|t| t.is_leader()).map(|t| (t.id.tgid(), t)).collect();
+    let by_pid = |pid: u32| leaders.get(&pid).map(|task| task.id);
+    let mut found: BTreeSet<ProcessId> = holds.iter().map(|hold| hold.id).collect();
+    found.extend(world.gpus().values().flat_map(|gpu| gpu.lines.keys()).filter_map(|(pid, _)| by_pid(*pid)));
+    let core: Vec<ProcessId> = found.iter().copied().collect();
+    for id in core {
+        let Some(task) = leaders.get(&id.tgid()) else { continue };
+        found.extend([task.pgrp, task.session].into_iter().filter_map(by_pid));
+        let mut parent = task.parent;
+        for _ in 0..ANCESTORS_MAX {
+            let Some(next) = leaders.get(&parent.tgid()) else { break };
+            if !found.insert(next.id) {
+                break;
             }
+            parent = next.parent;
         }
     }
-    wanted
+    for task in tasks {
+        if world.process(task.id).is_some() {
+            found.insert(task.id);
+        }
+        if task.is_zombie() {
+            found.insert(task.id);
+            found.extend(by_pid(task.parent.tgid()));
+        }
+        if let Some(tracer) = task.tracer.filter(|_| found.contains(&task.id)) {
+            found.insert(tracer);
+        }
+    }
+    found.retain(|id| leaders.contains_key(&id.tgid()));
+    found
 }
 
 impl Snapshot {
-    /// What the world does not know yet, and that it was looked at.
+    /// What the world does not know yet, ending with one [`What::Scan`].
+    ///
+    /// Never undoes what a hook saw while the scan ran: a descriptor that was closed since the scan began is not brought
+    /// back, and one that came since is not dropped. An incomplete scan proves no absence.
     #[must_use]
     pub fn events(&self, world: &World) -> Vec<Event> {
-        let mut list = Vec::new();
-        let at = self.ended;
-        let mut add = |what: What| list.push(Event { at, what });
-        for info in &self.infos {
-            if world.process(info.id).is_none_or(|p| adds(&p.info, info)) {
-                add(What::Process(Box::new(info.clone())));
-            }
+        let mut out = Vec::new();
+        let leaders: BTreeMap<ProcessId, &TaskLine> = self.tasks.iter().filter(|t| t.is_leader()).map(|t| (t.id, t)).collect();
+        let relevant = relevant(world, &self.tasks, &self.holds);
+        self.processes(world, &leaders, &relevant, &mut out);
+        self.drops(world, &mut out);
+        self.new_holds(world, &mut out);
+        if self.complete && !leaders.is_empty() {
+            self.gone(world, &leaders, &relevant, &mut out);
         }
-        for state in &self.states {
-            if world.process(state.id).and_then(|p| p.state.as_ref()).is_none_or(|(_, known)| differs(known, state)) {
-                add(What::State(Box::new(state.clone())));
-            }
-        }
-        let creds: HashMap<Token, ProcessId> = self.tasks.iter().map(|t| (t.cred, t.id)).collect();
-        self.new_holds(world, &creds).into_iter().for_each(|h| add(What::Hold(Box::new(h))));
-        if self.complete {
-            self.drops(world).into_iter().for_each(&mut add);
-            self.gone(world).into_iter().for_each(|id| add(What::ProcessGone { id }));
-        }
-        let processes: BTreeSet<ProcessId> = self.tasks.iter().map(|t| t.id).collect();
-        let zombies = self.tasks.iter().filter(|t| t.tid == t.id.tgid() && t.exit_state & EXIT_ZOMBIE != 0 && t.live == 0).count();
-        add(What::Scan {
+        let zombies = leaders.values().filter(|task| task.is_zombie()).count();
+        out.push(self.event(What::Scan {
             began: self.began,
-            processes: u32::try_from(processes.len()).unwrap_or(u32::MAX),
+            processes: u32::try_from(leaders.len()).unwrap_or(u32::MAX),
             zombies: u32::try_from(zombies).unwrap_or(u32::MAX),
             complete: self.complete,
-        });
-        list
+        }));
+        out
     }
 
-    fn new_holds(&self, world: &World, creds: &HashMap<Token, ProcessId>) -> Vec<Hold> {
-        let known = |h: &Hold| {
-            world.files.get(&h.file).and_then(|f| f.holders.get(&h.id)).is_some_and(|x| x.slots.iter().any(|s| s.fd == h.fd && s.tid == h.tid))
-        };
-        let fresh = self.holds.iter().filter(|h| !known(h));
-        fresh
-            .map(|h| {
-                // Equal credentials prove the opener.
-                let opener = h.cred.and_then(|c| creds.get(&c)).copied();
-                let mut hold = h.clone();
-                hold.opener = hold.opener.or(opener);
-                if hold.via.is_none() && opener == Some(h.id) {
-                    hold.via = Some(crate::event::Via::Opened);
-                    hold.since = Some(0);
+    fn event(&self, what: What) -> Event {
+        Event { at: self.ended, what }
+    }
+
+    fn processes(
+        &self,
+        world: &World,
+        leaders: &BTreeMap<ProcessId, &TaskLine>,
+        relevant: &BTreeSet<ProcessId>,
+        out: &mut Vec<Event>,
+    ) {
+        let infos: BTreeMap<ProcessId, &ProcessInfo> = self.infos.iter().map(|info| (info.id, info)).collect();
+        let states: BTreeMap<ProcessId, &ProcessState> = self.states.iter().map(|state| (state.id, state)).collect();
+        for id in relevant {
+            let Some(task) = leaders.get(id) else { continue };
+            let known = world.process(*id);
+            // Seen to die while the scan ran: the hooks know better.
+            if known.is_some_and(|process| process.stage() == Stage::Gone) {
+                continue;
+            }
+            let info = merged(task.info(), infos.get(id).copied());
+            if !known.is_some_and(|process| knows(process, &info)) {
+                out.push(self.event(What::Process(Box::new(info))));
+            }
+            let from_line;
+            let state = match states.get(id) {
+                Some(state) => *state,
+                None => {
+                    from_line = task.state();
+                    &from_line
                 }
-                hold
-            })
-            .collect()
+            };
+            if known.and_then(Process::state).is_none_or(|old| differs(old, state)) {
+                out.push(self.event(What::State(Box::new(state.clone()))));
+            }
+        }
     }
 
-    fn drops(&self, world: &World) -> Vec<What> {
-        let seen: HashSet<(ProcessId, Option<u32>, i32, Token)> = self.holds.iter().map(|h| (h.id, h.tid, h.fd, h.file)).collect();
-        let mut drops: BTreeMap<(ProcessId, Option<u32>, i32, Token), ()> = BTreeMap::new();
-        for (token, file) in &world.files {
-            for (id, holder) in &file.holders {
-                for slot in holder.slots.iter().filter(|s| s.since < self.began) {
-                    let key = (*id, slot.tid, slot.fd, *token);
-                    if !seen.contains(&key) {
-                        drops.insert(key, ());
+    fn new_holds(&self, world: &World, out: &mut Vec<Event>) {
+        for hold in &self.holds {
+            let place = Place::of(hold.via);
+            let dead = world.process(hold.id).is_some_and(|process| process.stage() >= Stage::Zombie);
+            let known = world.file(hold.file).and_then(|file| {
+                let same = file.slot(hold.id, hold.fd).filter(|(known, _)| *known == place);
+                same.map(|(_, slot)| slot.cloexec == hold.cloexec.or(slot.cloexec) && (file.cred.is_some() || hold.cred.is_none()))
+            });
+            if !dead && known != Some(true) && !world.was_dropped_since(self.began, hold.id, hold.fd, hold.file) {
+                out.push(self.event(What::Hold(Box::new(hold.clone()))));
+            }
+        }
+    }
+
+    fn drops(&self, world: &World, out: &mut Vec<Event>) {
+        if !self.complete {
+            return;
+        }
+        let found: BTreeSet<(ProcessId, i32, Token, Place)> =
+            self.holds.iter().map(|hold| (hold.id, hold.fd, hold.file, Place::of(hold.via))).collect();
+        for file in world.files() {
+            for ((id, place), holder) in &file.holders {
+                for slot in holder.slots.iter().filter(|slot| slot.changed < self.began) {
+                    if !found.contains(&(*id, slot.fd, file.token, *place)) {
+                        let (id, tid, fd, file) = (*id, slot.tid, slot.fd, file.token);
+                        out.push(self.event(What::Drop { id, tid, fd, file }));
                     }
                 }
             }
         }
-        drops.into_keys().map(|(id, tid, fd, file)| What::Drop { id, tid, fd, file }).collect()
     }
 
-    fn gone(&self, world: &World) -> BTreeSet<ProcessId> {
-        let there: HashSet<ProcessId> = self.tasks.iter().map(|t| t.id).collect();
-        world.processes.values().filter(|p| !p.is_gone() && p.seen < self.began && p.id().start() != 0).map(|p| p.id()).filter(|id| !there.contains(id)).collect()
+    /// Processes that the world believes in and the host does not have, and numbers that nobody has.
+    fn gone(
+        &self,
+        world: &World,
+        leaders: &BTreeMap<ProcessId, &TaskLine>,
+        relevant: &BTreeSet<ProcessId>,
+        out: &mut Vec<Event>,
+    ) {
+        for process in world.processes() {
+            let id = process.id();
+            let here = if id.start() == 0 { leaders.keys().any(|l| l.tgid() == id.tgid()) } else { leaders.contains_key(&id) };
+            if !here && process.stage() < Stage::Gone && process.first_seen < self.began && id.start() < self.began {
+                out.push(self.event(What::ProcessGone { id }));
+            }
+        }
+        let pids: BTreeSet<u32> = leaders.keys().map(|id| id.tgid()).collect();
+        let mut named: BTreeSet<u32> = world.gpus().values().flat_map(|gpu| gpu.lines.keys().map(|(pid, _)| *pid)).collect();
+        for task in relevant.iter().filter_map(|id| leaders.get(id)) {
+            named.extend([task.pgrp, task.session].into_iter().filter(|pid| *pid != 0));
+        }
+        for pid in named.difference(&pids) {
+            let since = world.process_at(*pid, u64::MAX).is_some_and(|process| process.first_seen >= self.began);
+            if !world.is_absent(*pid) && !since {
+                out.push(self.event(What::ProcessGone { id: ProcessId(*pid, 0) }));
+            }
+        }
     }
 }
 
-fn adds(known: &ProcessInfo, new: &ProcessInfo) -> bool {
-    let mut merged = crate::world::process::Process { info: known.clone(), ..Default::default() };
-    merged.learn(new);
-    merged.info != *known
+/// The task line's facts, and what /proc adds.
+fn merged(mut line: ProcessInfo, read: Option<&ProcessInfo>) -> ProcessInfo {
+    let Some(read) = read else { return line };
+    macro_rules! add {
+        ($($field:ident),*) => { $( if line.$field.is_none() { line.$field.clone_from(&read.$field); } )* };
+    }
+    add!(parent, comm, cmdline, uid, ns_pid, pgrp, session, cgroup, container, never_execed, cred, gpu_user);
+    line
 }
 
-/// CPU time alone is no news, unless something is stuck.
-fn differs(known: &ProcessState, new: &ProcessState) -> bool {
-    let same_but_time = ProcessState { cpu_ns: new.cpu_ns, ..known.clone() } == *new;
-    !same_but_time || !new.stuck.is_empty() && known.cpu_ns != new.cpu_ns
+/// The world has all of this already.
+fn knows(process: &Process, info: &ProcessInfo) -> bool {
+    let known = &process.info;
+    macro_rules! same {
+        ($($field:ident),*) => { true $( && (info.$field.is_none() || info.$field == known.$field) )* };
+    }
+    same!(parent, comm, cmdline, uid, ns_pid, pgrp, session, cgroup, container, never_execed, cred, gpu_user)
+}
+
+/// A difference that matters: running and sleeping alternate all the time, and CPU time grows by itself; it matters
+/// only of a thread that is stuck (it spins or it sleeps).
+fn differs(old: &ProcessState, new: &ProcessState) -> bool {
+    let class = |state: &ProcessState| match state.state.as_str() {
+        "R" | "S" | "I" => "S".to_owned(),
+        other => other.to_owned(),
+    };
+    let plain = |state: &ProcessState| ProcessState {
+        state: class(state),
+        cpu_ns: if state.stuck.is_empty() { 0 } else { state.cpu_ns },
+        ..state.clone()
+    };
+    plain(old) != plain(new)
 }

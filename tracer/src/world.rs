@@ -1,179 +1,398 @@
-//! Everything that is known: the fold of events.
+//! The fold: everything that is known, as a pure function of the events so far.
 //!
-//! Always true: [`World::apply`] is the only way in; no clock and no I/O; the same events give the same world; memory is
-//! bounded, because what is dead, collected and holds nothing is forgotten, oldest first; any order that the kernel can
-//! produce and any prefix of a recording is accepted.
+//! Always true: [`World::apply`] is the only way in, takes events in any order that sources can produce (several
+//! CPUs' events may be slightly out of time order; a trace may begin anywhere), never fails, and keeps memory
+//! bounded: the dead are forgotten once nothing that they held is still open (see [`retire`]).
+//!
+//! * [`process`]: who, how it stands, which signals, how it ended.
+//! * [`file`]: open file descriptions and their holders.
+//! * [`gpu`], [`host`]: NVML's view; clocks, limits, losses, Xids.
+//! * `carry`: the living state as events again; `ask`: what the recorder asks.
 
-mod apply;
+mod ask;
 mod carry;
 pub mod file;
 pub mod gpu;
+mod holding;
+pub mod host;
 pub mod process;
-mod time;
+mod retire;
+pub mod signal;
 
-use crate::event::{BootNs, Dev, Header, ProcessId, Token};
-use file::OpenFile;
-use gpu::Gpu;
-use process::Process;
-use std::collections::{BTreeMap, HashMap, VecDeque};
-
-/// Finished processes kept for timelines.
-const FINISHED_MAX: usize = 10_000;
-/// Descriptor passings, Xids kept.
-const LOG_MAX: usize = 1_024;
-/// Distinct limits kept.
-const LIMITS_MAX: usize = 256;
-
-/// A description was put into a socket.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Sent {
-    /// When.
-    pub at: BootNs,
-    /// By whom.
-    pub by: ProcessId,
-    /// The description.
-    pub file: Token,
-}
-
-/// A GPU error.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Xid {
-    /// When.
-    pub at: BootNs,
-    /// PCI address.
-    pub pci: String,
-    /// Number.
-    pub code: u32,
-    /// PID that the message names.
-    pub pid: Option<u32>,
-    /// Message.
-    pub message: String,
-}
-
-/// The last complete scan.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ScanDone {
-    /// When it began.
-    pub began: BootNs,
-    /// Processes on the host.
-    pub processes: u32,
-    /// Zombies on the host.
-    pub zombies: u32,
-    /// Every table could be read.
-    pub complete: bool,
-}
+use crate::event::{BootNs, Event, Header, ProcessId, ProcessState, Token, What};
+use crate::explanation::LimitPart;
+use file::File;
+use gpu::{Gpu, Memory};
+use host::{Host, LastScan, Xid};
+use process::{Process, Stage, ThreadExit};
+use signal::SignalRecord;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Everything that is known.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Debug, Default)]
 pub struct World {
-    /// The host and what was attached.
-    pub header: Header,
-    /// Time of the newest event.
-    pub now: BootNs,
-    /// Wall clock minus boottime, ns; 0 until a header came.
-    wall_offset: i128,
+    /// The host.
+    host: Host,
     /// GPUs by NVML index.
-    pub gpus: BTreeMap<u32, Gpu>,
-    /// Processes.
-    pub processes: HashMap<ProcessId, Process>,
-    /// The newest process of each tgid.
-    latest: HashMap<u32, ProcessId>,
-    /// Living descriptions.
-    pub files: HashMap<Token, OpenFile>,
-    /// Passings, oldest first.
-    pub sent: VecDeque<Sent>,
-    /// GPU errors, oldest first.
-    pub xids: VecDeque<Xid>,
-    /// Lost events by cause.
-    pub lost: BTreeMap<String, u64>,
-    /// When the last loss was reported.
-    pub lost_at: Option<BootNs>,
-    /// What cannot be seen: missing, voids.
-    pub limits: BTreeMap<String, String>,
-    /// The last scan.
-    pub scan: Option<ScanDone>,
-    /// Dead, collected processes, oldest first, kept for timelines.
-    finished: VecDeque<ProcessId>,
-    /// Files of which nobody is left, so that a shared opener count stays right.
-    archived: u64,
+    gpus: BTreeMap<u32, Gpu>,
+    /// Processes: the living, and the dead that still matter.
+    processes: BTreeMap<ProcessId, Box<Process>>,
+    /// Open file descriptions that something keeps open.
+    files: BTreeMap<Token, Box<File>>,
+    /// Whose credentials a token is.
+    creds: BTreeMap<Token, ProcessId>,
+    /// Descriptions whose opener is unknown, by its credentials.
+    ownerless: BTreeMap<Token, BTreeSet<Token>>,
+    /// Descriptors that were recently lost, so that an older scan does not bring them back.
+    dropped: VecDeque<(BootNs, ProcessId, i32, Token)>,
+    /// PIDs that a scan did not find, and when.
+    absent: BTreeMap<u32, BootNs>,
+    /// Zombies and just-reaped children by the parent that was told.
+    unreaped: BTreeMap<ProcessId, BTreeSet<ProcessId>>,
+    /// The dead, for timelines: oldest first.
+    finished: VecDeque<Box<Process>>,
+    /// Deaths since the last look for who can be forgotten.
+    deaths: usize,
 }
 
 impl World {
-    /// The newest process with this tgid.
-    #[must_use]
-    pub fn by_tgid(&self, tgid: u32) -> Option<&Process> {
-        self.latest.get(&tgid).and_then(|id| self.processes.get(id))
+    /// Folds one event in.
+    pub fn apply(&mut self, event: &Event) {
+        let at = event.at;
+        self.host.now = self.host.now.max(at);
+        match &event.what {
+            What::Header(header) => self.header(at, header),
+            What::Gpu { .. } | What::GpuMemory { .. } | What::GpuProcesses { .. } => self.gpu_event(at, &event.what),
+            What::Process(info) => {
+                self.process_mut(at, info.id).learn(info);
+                if let Some(cred) = info.cred {
+                    self.has_cred(info.id, cred);
+                }
+            }
+            What::State(state) => self.stands(at, state),
+            What::ProcessGone { id } => self.not_found(at, *id),
+            What::Fork { parent, child, comm, cred } => {
+                let process = self.process_mut(at, *child);
+                process.forked_at = Some(at);
+                process.born_of = Some(*parent);
+                process.info.parent = process.info.parent.or(Some(*parent));
+                if process.info.comm.is_none() {
+                    process.info.comm = Some(comm.clone());
+                    process.info.never_execed = Some(true);
+                }
+                self.fork_files(at, *parent, *child);
+                if let Some(cred) = cred {
+                    self.has_cred(*child, *cred);
+                }
+            }
+            What::Exec { id, comm, path, cred } => {
+                let process = self.process_mut(at, *id);
+                process.execed_at = Some(at);
+                process.info.never_execed = Some(false);
+                process.info.comm = Some(comm.clone());
+                process.info.cmdline = Some(path.clone());
+                self.exec_files(at, *id);
+                if let Some(cred) = cred {
+                    self.has_cred(*id, *cred);
+                }
+            }
+            What::Exit { id, tid, code, group_code, live, last, parent } => {
+                let process = self.process_mut(at, *id);
+                process.info.parent = parent.or(process.info.parent);
+                let thread = ThreadExit { at, tid: *tid, code: *code };
+                process.thread_exits(at, thread, *live, *last, *group_code);
+            }
+            What::Zombie { id, parent } => self.zombie(at, *id, *parent),
+            What::Reap { by, comm, child } => self.reap(at, *by, comm, *child),
+            What::Free { id } => self.dies(at, *id, |exit| exit.freed = Some(at)),
+            What::Signal { .. } | What::Deliver { .. } | What::OomVictim { .. } => self.signal_event(at, &event.what),
+            What::Hold(hold) => self.hold(at, hold),
+            What::Drop { id, fd, file, .. } => self.drop_slot(at, *id, *fd, *file),
+            What::Sent { id, file, dev, socket } => self.sent(at, *id, *file, *dev, *socket),
+            _ => self.host_event(at, &event.what),
+        }
     }
 
-    /// A process.
+    /// The host: header, clocks, limits, losses, Xids, the last scan.
+    #[must_use]
+    pub fn host(&self) -> &Host {
+        &self.host
+    }
+
+    /// GPUs by NVML index.
+    #[must_use]
+    pub fn gpus(&self) -> &BTreeMap<u32, Gpu> {
+        &self.gpus
+    }
+
+    /// Processes that are alive or still matter, by id.
+    pub fn processes(&self) -> impl DoubleEndedIterator<Item = &Process> {
+        self.processes.values().map(|process| &**process)
+    }
+
+    /// The dead that only timelines ask for, oldest first.
+    pub fn finished(&self) -> impl DoubleEndedIterator<Item = &Process> {
+        self.finished.iter().map(|process| &**process)
+    }
+
+    /// Open file descriptions, by token.
+    pub fn files(&self) -> impl Iterator<Item = &File> {
+        self.files.values().map(|file| &**file)
+    }
+
+    /// One description.
+    #[must_use]
+    pub fn file(&self, token: Token) -> Option<&File> {
+        self.files.get(&token).map(|file| &**file)
+    }
+
+    /// One process that still matters.
     #[must_use]
     pub fn process(&self, id: ProcessId) -> Option<&Process> {
-        self.processes.get(&id)
+        self.processes.get(&id).map(|process| &**process)
     }
 
-    /// It opened an NVIDIA file, holds one, or NVML charged it.
+    /// The newest process with this number that started no later than `by`.
     #[must_use]
-    pub fn uses_gpu(&self, id: ProcessId) -> bool {
-        self.processes.get(&id).is_some_and(|p| p.used_gpu || !p.held.is_empty() || p.info.gpu_user == Some(true))
+    pub fn process_at(&self, pid: u32, by: BootNs) -> Option<&Process> {
+        self.processes.range(ProcessId(pid, 0)..=ProcessId(pid, by)).next_back().map(|(_, process)| &**process)
     }
 
-    /// Path of a device number.
+    /// The living process with this number, if there is one.
     #[must_use]
-    pub fn device(&self, dev: Dev) -> String {
-        self.header
-            .devices
-            .iter()
-            .find(|n| n.dev == dev)
-            .map_or_else(|| format!("device {}:{}", dev.major(), dev.minor()), |n| n.path.clone())
+    pub fn living(&self, pid: u32) -> Option<&Process> {
+        self.process_at(pid, u64::MAX).filter(|process| process.stage() < Stage::Gone)
     }
 
-    /// Processes that the kernel side must follow: (process, it uses the GPU itself).
+    /// A dead process with this number that was alive at `at`; the finished are asked too.
     #[must_use]
-    pub fn tracked(&self) -> Vec<(ProcessId, bool)> {
-        let mut list: BTreeMap<ProcessId, bool> = BTreeMap::new();
-        for process in self.processes.values().filter(|p| !p.held.is_empty() && !p.is_dead()) {
-            list.insert(process.id(), true);
-            for ancestor in self.ancestors(process.id()) {
-                list.entry(ancestor).or_insert(false);
+    pub fn dead(&self, pid: u32, at: BootNs) -> Option<&Process> {
+        let remembered = self.process_at(pid, at).filter(|process| process.stage() >= Stage::Zombie);
+        let here = |p: &&Process| p.id().tgid() == pid && p.id().start() <= at;
+        remembered.or_else(|| self.finished().rev().find(here))
+    }
+
+    /// A complete scan found no process with this number, and none was seen since.
+    #[must_use]
+    pub fn is_absent(&self, pid: u32) -> bool {
+        self.absent.contains_key(&pid)
+    }
+
+    /// Whether the process is known to be dead.
+    #[must_use]
+    pub fn is_dead(&self, id: ProcessId) -> bool {
+        match self.process(id) {
+            Some(process) => process.stage() >= Stage::Zombie,
+            None => {
+                let finished = self.finished().any(|p| p.id() == id);
+                finished || self.is_absent(id.tgid()) || self.living(id.tgid()).is_some_and(|p| p.id() != id)
             }
         }
-        list.into_iter().collect()
     }
 
-    /// Parents of a process, nearest first, without PID 1; at most 64.
-    pub fn ancestors(&self, id: ProcessId) -> impl Iterator<Item = ProcessId> + '_ {
-        let next = move |id: &ProcessId| self.processes.get(id).and_then(|p| p.info.parent).filter(|p| p.tgid() > 1);
-        std::iter::successors(next(&id), next).take(64)
+    /// Processes that were forked by, or are now children of, this one.
+    pub fn children(&self, id: ProcessId) -> impl Iterator<Item = &Process> {
+        self.processes().filter(move |p| p.born_of == Some(id) || p.info.parent == Some(id))
     }
 
-    /// Something is on its way out: a process that holds descriptions is exiting, or one that NVML charges has just died.
+    /// A descriptor was seen to be lost at or after `since`.
     #[must_use]
-    pub fn something_is_leaving(&self) -> bool {
-        self.processes.values().any(|p| p.is_exiting() && (!p.held.is_empty() || p.used_gpu || self.charged(p.id().tgid())))
+    pub fn was_dropped_since(&self, since: BootNs, id: ProcessId, fd: i32, file: Token) -> bool {
+        self.dropped.iter().rev().any(|drop| drop.0 >= since && (drop.1, drop.2, drop.3) == (id, fd, file))
     }
 
-    /// NVML charges this PID with memory on some GPU.
-    #[must_use]
-    pub fn charged(&self, pid: u32) -> bool {
-        self.gpus.values().any(|g| g.charged(pid).is_some())
+    fn header(&mut self, at: BootNs, header: &Header) {
+        self.host.set_clock(at, header.real_ns);
+        let mut header = Box::new(header.clone());
+        // A later file of one recording: what was watched before stays watched.
+        if let Some(known) = &self.host.header
+            && known.boot_id == header.boot_id
+            && known.watching_since.is_some()
+        {
+            header.watching_since = known.watching_since.min(header.watching_since).or(known.watching_since);
+        }
+        self.host.header = Some(header);
     }
 
-    /// Some description is held whose opener is not alive.
-    #[must_use]
-    pub fn anything_outlives(&self) -> bool {
-        self.files.values().any(|f| f.opener.is_none_or(|o| self.processes.get(&o).is_none_or(Process::is_dead)))
+    fn gpu_event(&mut self, at: BootNs, what: &What) {
+        match what {
+            What::Gpu { gpu, uuid, name, minor, pci } => {
+                let known = self.gpus.entry(*gpu).or_default();
+                known.uuid.clone_from(uuid);
+                known.name.clone_from(name);
+                known.minor = minor.or(known.minor);
+                if pci.is_some() {
+                    known.pci.clone_from(pci);
+                }
+            }
+            What::GpuMemory { gpu, total, used, reserved } => {
+                let memory = Memory { total: *total, used: *used, reserved: *reserved };
+                self.gpus.entry(*gpu).or_default().sample(at, memory);
+            }
+            What::GpuProcesses { gpu, list } => {
+                let gone = self.gpus.entry(*gpu).or_default().list(at, list);
+                for line in list {
+                    if let Some(process) = self.newest_mut(line.pid, at) {
+                        process.charged = true;
+                        process.uncharged_at = None;
+                    }
+                }
+                for (pid, first_seen) in gone {
+                    let elsewhere = self.gpus.values().any(|gpu| gpu.of_pid(pid).next().is_some());
+                    if let Some(process) = self.newest_mut(pid, first_seen).filter(|_| !elsewhere) {
+                        process.uncharged_at = Some(at);
+                    }
+                }
+            }
+            _ => {}
+        }
     }
 
-    /// The process whose credentials are these; zombies included, because they keep theirs.
-    #[must_use]
-    pub fn by_cred(&self) -> HashMap<Token, ProcessId> {
-        let known = self.processes.values().filter(|p| !p.is_gone());
-        known.filter_map(|p| p.info.cred.filter(|c| *c != 0).map(|c| (c, p.id()))).collect()
+    fn signal_event(&mut self, at: BootNs, what: &What) {
+        match what {
+            What::Signal { to, tid, sig, from, comm, uid, code, result } => {
+                self.process_mut(at, *to).signals.sent(SignalRecord {
+                    sig: *sig,
+                    sent: Some(at),
+                    tid: *tid,
+                    from: *from,
+                    comm: comm.as_str().into(),
+                    uid: *uid,
+                    code: *code,
+                    result: *result,
+                    delivered: None,
+                });
+            }
+            What::Deliver { id, sig, action, .. } => {
+                self.process_mut(at, *id).signals.delivered(at, *sig, *action);
+            }
+            What::OomVictim { pid } => {
+                if let Some(process) = self.newest_mut(*pid, u64::MAX) {
+                    process.oom_at = process.oom_at.or(Some(at));
+                }
+            }
+            _ => {}
+        }
     }
 
-    /// Events were lost: what could have been in the hole is deduced, not known.
-    #[must_use]
-    pub fn has_holes(&self) -> bool {
-        !self.lost.is_empty()
+    fn host_event(&mut self, at: BootNs, what: &What) {
+        match what {
+            What::Xid { pci, code, pid, message } => {
+                let (pci, message) = (pci.clone(), message.clone());
+                self.host.xid(Xid { at, pci, code: *code, pid: *pid, message });
+            }
+            What::Lost { cause, count } => self.host.loses(at, cause, *count),
+            What::Limit { missing, voids } => {
+                self.host.limit(LimitPart { missing: missing.clone(), voids: voids.clone() });
+            }
+            What::Clock { real_ns } => self.host.set_clock(at, *real_ns),
+            What::Stop { reason } => self.host.stopped = Some((at, reason.clone())),
+            What::Scan { began, processes, zombies, complete } => {
+                let scan =
+                    LastScan { began: *began, at, processes: *processes, zombies: *zombies, complete: *complete };
+                self.host.scan = Some(scan);
+                if *complete {
+                    self.settle_transit(at, *began);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// The process, made when it is new. A new process with a known number means that the old one is gone.
+    fn process_mut(&mut self, at: BootNs, id: ProcessId) -> &mut Process {
+        if !self.processes.contains_key(&id) {
+            self.absent.remove(&id.tgid());
+            if let Some(old) = self.processes.range(ProcessId(id.tgid(), 0)..id).next_back().map(|(old, _)| *old) {
+                self.dies(at, old, |exit| exit.gone = exit.gone.or(Some(at)));
+            }
+        }
+        self.processes.entry(id).or_insert_with(|| {
+            let mut process = Box::new(Process { first_seen: at, ..Process::default() });
+            process.info.id = id;
+            process
+        })
+    }
+
+    fn newest_mut(&mut self, pid: u32, by: BootNs) -> Option<&mut Process> {
+        self.processes.range_mut(ProcessId(pid, 0)..=ProcessId(pid, by)).next_back().map(|(_, process)| &mut **process)
+    }
+
+    fn stands(&mut self, at: BootNs, state: &ProcessState) {
+        let process = self.process_mut(at, state.id);
+        if process.state.as_ref().is_some_and(|(known, _)| *known > at) {
+            return;
+        }
+        if let (Some((known_at, known)), true) = (&mut process.state, state.stuck.is_empty()) {
+            // Most states repeat: keep the allocation.
+            (**known).clone_from(state);
+            *known_at = at;
+        } else {
+            process.state = Some((at, Box::new(state.clone())));
+        }
+        if state.live_threads == 0 && matches!(state.state.as_str(), "Z" | "X") {
+            let parent = process.info.parent;
+            process.exit.code = process.exit.code.or(state.exit_code);
+            process.exit.found_zombie = process.exit.found_zombie.or(Some(at));
+            self.release_all(at, state.id);
+            if let Some(parent) = parent {
+                self.unreaped.entry(parent).or_default().insert(state.id);
+            }
+        }
+    }
+
+    fn zombie(&mut self, at: BootNs, id: ProcessId, parent: ProcessId) {
+        let process = self.process_mut(at, id);
+        process.exit.zombie = Some(at);
+        process.exit.told = Some(parent);
+        process.info.parent = Some(parent);
+        self.release_all(at, id);
+        self.unreaped.entry(parent).or_default().insert(id);
+    }
+
+    /// `child` is a number of `by`'s namespace: its zombies are asked first, by either number.
+    fn reap(&mut self, at: BootNs, by: ProcessId, comm: &str, child: u32) {
+        let outside = self.process(by).is_none_or(|p| p.info.ns_pid.is_none());
+        let is_it = |id: &ProcessId| {
+            let ns_pid = self.process(*id).and_then(|p| p.info.ns_pid);
+            if outside { id.tgid() == child } else { ns_pid == Some(child) }
+        };
+        let waiting = self.unreaped.get(&by);
+        let found = waiting.and_then(|children| children.iter().copied().rfind(is_it)).or_else(|| {
+            let process = self.process_at(child, u64::MAX)?;
+            let ended = process.stage() >= Stage::Exiting && process.exit.reaped.is_none();
+            (outside && ended && process.info.parent == Some(by)).then(|| process.id())
+        });
+        let Some(id) = found else { return };
+        if let Some(children) = self.unreaped.get_mut(&by) {
+            children.remove(&id);
+            if children.is_empty() {
+                self.unreaped.remove(&by);
+            }
+        }
+        self.dies(at, id, |exit| exit.reaped = exit.reaped.take().or_else(|| Some((at, by, comm.into()))));
+    }
+
+    fn not_found(&mut self, at: BootNs, id: ProcessId) {
+        if id.start() != 0 {
+            self.dies(at, id, |exit| exit.gone = Some(at));
+            return;
+        }
+        self.absent.insert(id.tgid(), at);
+        if let Some(known) = self.living(id.tgid()).map(Process::id) {
+            self.dies(at, known, |exit| exit.gone = Some(at));
+        }
+    }
+
+    /// The process is past its end; says so in its record and releases what it held.
+    fn dies(&mut self, at: BootNs, id: ProcessId, how: impl FnOnce(&mut process::ExitRecord)) {
+        let Some(process) = self.processes.get_mut(&id) else { return };
+        let was = process.stage();
+        how(&mut process.exit);
+        if was < Stage::Gone {
+            self.release_all(at, id);
+            self.deaths += 1;
+            self.retire_the_dead();
+        }
     }
 }

@@ -1,84 +1,211 @@
-//! One case: memory (or open files) of one owner on one GPU, and everybody who keeps it.
+//! One case: memory (or open GPU files) of one owner on one GPU, with everything that a cause may look at.
 //!
-//! Always true: a holder in a case has at least one descriptor of a description of that owner, or is the owner itself; a
-//! zombie is never a holder.
+//! Always true: plain borrowed data made by [`account`](super::account); a cause reads it and decides, and changes
+//! nothing.
 
-use crate::event::{ProcessId, Token, Via};
-use crate::explanation::Confidence;
+use super::words;
+use crate::event::{BootNs, Dev, ProcessId, Via};
 use crate::world::World;
-use crate::world::process::Process;
+use crate::world::file::{File, Sent};
+use crate::world::gpu::Gpu;
+use crate::world::process::{Process, Stage};
+
+/// An exit or teardown that is younger than this may simply not be over. 243 GB of pinned host memory took 26 s, but
+/// then used memory is falling; device memory alone takes well under a second.
+pub const PATIENCE_NS: BootNs = 10_000_000_000;
+
+/// What the case is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Open descriptions of one owner.
+    Files,
+    /// NVML charges a PID that holds nothing we know of.
+    Listed,
+    /// Used memory of a GPU that nobody accounts for.
+    Leftover,
+    /// The driver's reserve.
+    Reserve,
+}
+
+/// How the bytes are known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BytesFrom {
+    /// NVML charges them to the owner's PID.
+    Nvml,
+    /// What is left of the GPU's used memory after everyone else's.
+    Remainder,
+    /// Nobody says.
+    Nobody,
+}
+
+/// How the owner is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OwnerFrom {
+    /// Its opens were seen, or the descriptions carry its credentials.
+    Opener,
+    /// NVML charges memory to it, and it holds the files.
+    NvmlHolder,
+    /// NVML charges memory to this PID, and no other owner is left to match.
+    NvmlAlone,
+    /// NVML charges memory to this PID, which is the holder's process group or session.
+    NvmlGroup,
+    /// It led the holder's process group or session and is gone.
+    Leader,
+    /// It holds them alone and shows no sign of having got them from anyone.
+    SoleHolder,
+    /// NVML charges memory to this PID; nothing else is known of it.
+    NvmlOnly,
+}
+
+impl OwnerFrom {
+    /// Why this is only deduced; nothing when it was seen.
+    #[must_use]
+    pub const fn deduced(self) -> Option<&'static str> {
+        Some(match self {
+            OwnerFrom::Opener | OwnerFrom::NvmlOnly => return None,
+            OwnerFrom::NvmlHolder => "it holds the files and NVML charges the memory to it",
+            OwnerFrom::NvmlAlone => "NVML charges memory to this PID and no other owner fits these files",
+            OwnerFrom::NvmlGroup => "NVML charges memory to this PID, and it led the holder's process group or session",
+            OwnerFrom::Leader => "it led the holder's process group or session and no longer exists",
+            OwnerFrom::SoleHolder => "nobody else holds these files, and nothing shows that it got them from another process",
+        })
+    }
+}
 
 /// Whose memory it is.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Owner {
-    /// The process; start 0 when only NVML's number is known; `None` when nobody is.
-    pub id: Option<ProcessId>,
-    /// How that is known, when it was deduced.
-    pub deduced: Option<String>,
-}
-
-/// Who keeps it, and how.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Keeper {
-    /// The process.
+#[derive(Clone, Copy, Debug)]
+pub struct Owner<'a> {
+    /// Who; start 0 when only the PID is known.
     pub id: ProcessId,
-    /// How it came to it.
-    pub via: Via,
-    /// From whom, when that was seen.
-    pub from: Option<ProcessId>,
-    /// Why we think so, when it was not seen.
-    pub deduced: Option<String>,
-    /// Its descriptors of this owner's descriptions: (descriptor, description).
-    pub slots: Vec<(i32, Token)>,
-    /// A thread other than the leader has them in a table of its own, or the leader is gone.
-    pub thread: Option<u32>,
+    /// What is known of it.
+    pub process: Option<&'a Process>,
+    /// How it is known to be the owner.
+    pub from: OwnerFrom,
 }
 
-/// One case.
+impl Owner<'_> {
+    /// How far it has come; `None` when nothing is known of it.
+    #[must_use]
+    pub fn stage(&self) -> Option<Stage> {
+        self.process.map(Process::stage)
+    }
+}
+
+/// One process's share in keeping the case's descriptions open, in one way.
+#[derive(Clone, Debug)]
+pub struct HolderView<'a> {
+    /// Who.
+    pub process: &'a Process,
+    /// How it got them.
+    pub via: Via,
+    /// Why `via` is only deduced; absent when it was seen.
+    pub deduced: Option<&'static str>,
+    /// From whom.
+    pub from: Option<ProcessId>,
+    /// Since when.
+    pub since: Option<BootNs>,
+    /// Descriptor, device, thread with a table of its own.
+    pub descriptors: Vec<(i32, Dev, Option<u32>)>,
+}
+
+/// A case.
 #[derive(Clone, Debug)]
 pub struct Case<'a> {
-    /// Everything known.
+    /// Everything that is known.
     pub world: &'a World,
+    /// What it is about.
+    pub kind: Kind,
     /// NVML index.
     pub gpu: Option<u32>,
-    /// Bytes held.
+    /// Bytes.
     pub bytes: Option<u64>,
-    /// How the figure was deduced, when NVML does not give it for this owner.
-    pub bytes_deduced: Option<String>,
-    /// Whose.
-    pub owner: Owner,
-    /// Everybody but the owner.
-    pub keepers: Vec<Keeper>,
-    /// The owner's own descriptors, when it lives.
-    pub own: Option<Keeper>,
+    /// How they are known.
+    pub bytes_from: BytesFrom,
+    /// Whose it is.
+    pub owner: Option<Owner<'a>>,
+    /// The descriptions.
+    pub files: Vec<&'a File>,
+    /// Who keeps them open, the owner included.
+    pub holders: Vec<HolderView<'a>>,
+    /// Other owners that fit as well (when the owner is unknown).
+    pub candidates: Vec<u32>,
 }
 
 impl<'a> Case<'a> {
-    /// The owner, when it is known as a process.
+    /// Time of the latest event.
     #[must_use]
-    pub fn owner_process(&self) -> Option<&'a Process> {
-        self.owner.id.and_then(|id| self.world.process(id))
+    pub fn now(&self) -> BootNs {
+        self.world.host().now
     }
 
-    /// The owner is known to live: it runs, is stopped, or is exiting.
+    /// The GPU.
     #[must_use]
-    pub fn owner_lives(&self) -> bool {
-        self.owner_process().is_some_and(|p| !p.is_dead())
+    pub fn gpu(&self) -> Option<&'a Gpu> {
+        self.gpu.and_then(|gpu| self.world.gpus().get(&gpu))
     }
 
-    /// Exact unless a link was deduced or the evidence has holes.
+    /// The owner, when it is known to exist still (alive or exiting).
     #[must_use]
-    pub fn confidence(&self) -> Confidence {
-        let deduced = self.owner.deduced.is_some()
-            || self.bytes_deduced.is_some()
-            || self.keepers.iter().any(|k| k.deduced.is_some());
-        if deduced || self.world.has_holes() { Confidence::Inferred } else { Confidence::Exact }
+    pub fn living_owner(&self) -> Option<&'a Process> {
+        self.owner.and_then(|owner| owner.process).filter(|process| process.is_alive())
     }
 
-    /// Some signal of which we know that it was meant to end the owner.
+    /// The owner is known and dead.
     #[must_use]
-    pub fn kill_attempts(&self) -> Vec<&'a crate::world::process::SignalSent> {
-        use crate::world::process::kills_by_default;
-        self.owner_process().map_or_else(Vec::new, |p| p.signals.iter().filter(|s| kills_by_default(s.sig)).collect())
+    pub fn owner_is_dead(&self) -> bool {
+        self.owner.is_some_and(|owner| match owner.process {
+            Some(process) => !process.is_alive(),
+            None => self.world.is_dead(owner.id),
+        })
+    }
+
+    /// Holders other than the owner.
+    pub fn others(&self) -> impl Iterator<Item = &HolderView<'a>> {
+        let owner = self.owner.map(|owner| owner.id);
+        self.holders.iter().filter(move |holder| Some(holder.process.id()) != owner)
+    }
+
+    /// Holders other than the owner that got the descriptions in one of these ways.
+    #[must_use]
+    pub fn others_via(&self, ways: &[Via]) -> Vec<&HolderView<'a>> {
+        self.others().filter(|holder| ways.contains(&holder.via)).collect()
+    }
+
+    /// Sendings that were not seen to arrive.
+    pub fn in_transit(&self) -> impl Iterator<Item = (&'a File, &'a Sent)> + '_ {
+        self.files.iter().filter(|file| file.in_transit > 0).filter_map(|file| file.sent.last().map(|sent| (*file, sent)))
+    }
+
+    /// Used memory of the GPU is falling: from how much, since when.
+    #[must_use]
+    pub fn falling(&self) -> Option<(BootNs, u64)> {
+        self.gpu()?.falling(self.now())
+    }
+
+    /// "2.5 GiB on GPU 0", "GPU memory", ...
+    #[must_use]
+    pub fn what(&self) -> String {
+        match (self.bytes, self.gpu) {
+            (Some(0), Some(gpu)) => format!("A GPU context that holds no memory on GPU {gpu}"),
+            (Some(0), None) => "A GPU context that holds no memory".to_owned(),
+            (Some(bytes), Some(gpu)) => format!("{} on GPU {gpu}", words::size(bytes)),
+            (Some(bytes), None) => format!("{} of GPU memory", words::size(bytes)),
+            (None, Some(gpu)) => format!("Memory on GPU {gpu} (how much is not known)"),
+            (None, None) => "GPU memory (how much is not known)".to_owned(),
+        }
+    }
+
+    /// The owner's name in a sentence.
+    #[must_use]
+    pub fn owner_name(&self) -> String {
+        match self.owner {
+            Some(Owner { process: Some(process), .. }) => words::process(process),
+            Some(owner) => {
+                let lines = self.world.gpus().values().flat_map(|gpu| gpu.of_pid(owner.id.tgid()));
+                let name = lines.filter_map(|line| line.name.as_deref()).find(|name| !name.starts_with('['));
+                words::named(name, owner.id)
+            }
+            None => "an unknown process".to_owned(),
+        }
     }
 }

@@ -1,131 +1,298 @@
-//! The facts of a case in order of time, each with when it was seen.
+//! What every cause shows: how the owner is known, how it ended, how each holder came to hold, and what else happened
+//! near it (annotations).
 //!
-//! Always true: only what is in the world; a standing fact has no time and comes last.
+//! Always true: a note says only what is in the world; deduced links say that they are deduced.
 
-use super::Verdict;
-use super::case::Case;
-use super::words::{files, named, sender};
-use crate::event::{Action, SignalResult, Via};
-use crate::explanation::Evidence;
-use crate::report::layout::size;
-use crate::world::process::{Process, SignalSent, signal_name};
+use super::Note;
+use super::case::{BytesFrom, Case, HolderView, Kind, OwnerFrom};
+use super::words;
+use crate::event::{Action, BootNs, SignalResult, Via};
+use crate::explanation::Confidence;
+use crate::world::World;
+use crate::world::file::Known;
+use crate::world::host::same_gpu;
+use crate::world::process::Process;
+use crate::world::signal::{self, SignalRecord};
 
-type Facts = Vec<(Option<u64>, String)>;
+/// An Xid this close to the owner's end is worth a line.
+const NEAR_NS: BootNs = 60_000_000_000;
+/// Holders told one by one.
+const HOLDERS_TOLD: usize = 8;
+/// Longest chain of forks that is followed.
+const CHAIN_MAX: usize = 16;
 
-/// All evidence of a case.
+/// A note with a time.
 #[must_use]
-pub fn of(case: &Case<'_>, verdict: &Verdict) -> Vec<Evidence> {
-    let mut facts: Facts = verdict.facts.clone();
-    if let Some(owner) = case.owner_process() {
-        facts.extend(opening(case, owner));
-        facts.extend(owner.signals.iter().map(|s| (Some(s.at), signal(case, owner, s))));
-        facts.extend(ending(case, owner));
+pub fn note(at: Option<BootNs>, what: impl Into<String>) -> Note {
+    Note { at, what: what.into() }
+}
+
+/// The notes that belong to any case.
+#[must_use]
+pub fn common(case: &Case<'_>) -> Vec<Note> {
+    let mut notes = Vec::new();
+    ownership(case, &mut notes);
+    bytes(case, &mut notes);
+    if let Some(process) = case.owner.and_then(|owner| owner.process) {
+        end(case.world, process, &mut notes);
+    } else if let Some(owner) = case.owner
+        && case.world.is_absent(owner.id.tgid())
+    {
+        notes.push(note(None, format!("No process with PID {} exists any more", owner.id.tgid())));
     }
-    facts.extend(keepers(case));
-    facts.extend(figures(case));
-    facts.extend(xids(case));
-    facts.sort_by_key(|(at, _)| (at.is_none(), *at));
-    facts.dedup();
-    facts.into_iter().map(|(at, what)| Evidence { at: at.and_then(|t| case.world.wall(t)), what }).collect()
+    for holder in case.others().take(HOLDERS_TOLD) {
+        arrival(case, holder, &mut notes);
+    }
+    let more = case.others().count().saturating_sub(HOLDERS_TOLD);
+    if more > 0 {
+        notes.push(note(None, format!("{more} more processes hold these files")));
+    }
+    annotations(case, &mut notes);
+    notes
 }
 
-fn opening(case: &Case<'_>, owner: &Process) -> Facts {
-    let world = case.world;
-    let opened: Vec<u64> = world.files.values().filter(|f| f.opener == Some(owner.id())).map(|f| f.since).collect();
-    let seen = opened.iter().min().filter(|_| world.header.watching_since.is_some());
-    seen.map(|first| (Some(*first), format!("{} opened its GPU files ({} still open)", named(world, owner.id()), opened.len()))).into_iter().collect()
+/// `Exact` when every link of the chain from owner to holder was seen.
+#[must_use]
+pub fn confidence(case: &Case<'_>) -> Confidence {
+    let owner_seen = case.owner.is_some_and(|owner| owner.from.deduced().is_none());
+    let ways_seen = case.others().all(|holder| holder.deduced.is_none());
+    let bytes_seen = case.bytes_from != BytesFrom::Remainder || case.bytes == Some(0);
+    if owner_seen && ways_seen && bytes_seen { Confidence::Exact } else { Confidence::Inferred }
 }
 
-fn signal(case: &Case<'_>, owner: &Process, s: &SignalSent) -> String {
-    let name = signal_name(s.sig);
-    let from = sender(case.world, s);
-    let fate = match (s.delivered, s.result) {
-        (Some((_, Action::Default)), _) => "delivered, default action".to_owned(),
-        (Some((_, Action::Handled)), _) => "delivered to its handler".to_owned(),
-        (Some((_, Action::Ignored)), _) | (_, SignalResult::Ignored) => "ignored".to_owned(),
-        (None, SignalResult::AlreadyPending) => "already pending".to_owned(),
-        (None, _) => "not delivered yet".to_owned(),
+fn ownership(case: &Case<'_>, notes: &mut Vec<Note>) {
+    let Some(owner) = case.owner else {
+        if case.kind == Kind::Files {
+            let fits = case.candidates.iter().map(|pid| format!("PID {pid}")).collect::<Vec<_>>();
+            let fits = if fits.is_empty() { String::new() } else { format!("; NVML charges {}", words::list(&fits, 8)) };
+            notes.push(note(None, format!("Which process opened these files was not seen{fits}")));
+        }
+        return;
     };
-    format!("{name} from {from} to {}: {fate}", named(case.world, owner.id()))
+    let name = case.owner_name();
+    let files = words::count(case.files.len(), "GPU file", "GPU files");
+    if let Some(why) = owner.from.deduced() {
+        notes.push(note(None, format!("That {files} belong to {name} is deduced: {why}")));
+    } else if owner.from == OwnerFrom::Opener {
+        let seen = case.files.iter().any(|file| matches!(file.opener, Some((_, Known::Seen))));
+        let since = case.files.iter().filter_map(|file| file.opened_at).min();
+        if seen {
+            notes.push(note(since, format!("{name} opened {files}")));
+        } else {
+            notes.push(note(since, format!("{files} carry the credentials of {name}: it opened them")));
+        }
+    }
 }
 
-fn ending(case: &Case<'_>, owner: &Process) -> Facts {
-    let world = case.world;
-    let who = named(world, owner.id());
-    let exit = &owner.exit;
-    let mut facts: Facts = Vec::new();
-    if let Some(t) = exit.oom {
-        facts.push((Some(t), format!("the OOM killer chose {who}")));
+fn bytes(case: &Case<'_>, notes: &mut Vec<Note>) {
+    let (Some(bytes), Some(gpu)) = (case.bytes, case.gpu) else {
+        if case.bytes == Some(0) {
+            notes.push(note(None, "NVML charges no memory to it, and no used memory is left unexplained"));
+        }
+        return;
+    };
+    let pid = case.owner.map(|owner| owner.id.tgid());
+    match (case.bytes_from, pid) {
+        (BytesFrom::Nvml, Some(pid)) => {
+            notes.push(note(None, format!("NVML charges {} on GPU {gpu} to PID {pid}", words::size(bytes))));
+        }
+        (BytesFrom::Remainder, _) if case.kind == Kind::Files => notes.push(note(
+            None,
+            format!(
+                "NVML names nobody for it; {} is what remains of GPU {gpu}'s used memory, and no other holder is left to have it",
+                words::size(bytes)
+            ),
+        )),
+        _ => {}
     }
-    if let Some(t) = exit.last {
-        let status = exit.status.map_or_else(String::new, |s| match s & 0x7f {
-            0 => format!(", exit code {}", s >> 8 & 0xff),
-            sig => format!(", killed by {}", signal_name(i32::try_from(sig).unwrap_or(0))),
-        });
-        facts.push((Some(t), format!("the last thread of {who} exited{status}")));
-    }
-    if let Some(t) = exit.zombie {
-        facts.push((Some(t), format!("{who} was done with its files and became a zombie")));
-    }
-    if let Some((t, by, comm)) = &exit.reaped {
-        facts.push((Some(*t), format!("{comm} (PID {}) reaped it", by.tgid())));
-    }
-    if exit.last.is_none() && owner.is_dead() {
-        facts.push((None, format!("{who} is {}", if owner.is_zombie() { "a zombie" } else { "gone" })));
-    }
-    facts
 }
 
-fn keepers(case: &Case<'_>) -> Facts {
-    let world = case.world;
-    let mut facts: Facts = Vec::new();
-    for keeper in &case.keepers {
-        let who = named(world, keeper.id);
-        let since = world.files.values().filter_map(|f| f.holders.get(&keeper.id)).filter_map(|h| h.since).min();
-        let from = keeper.from.map_or_else(|| "its owner".to_owned(), |f| named(world, f));
-        let n = files(keeper.slots.len());
-        let text = match keeper.via {
-            Via::Fork => format!("{who} was forked from {from} and inherited {n}"),
-            Via::ScmRights => format!("{who} received {n} over a unix socket"),
-            Via::PidfdGetfd => format!("{who} took {n} with pidfd_getfd"),
-            Via::InFlight => format!("{n} {} unread in a unix socket of {who}", if keeper.slots.len() == 1 { "waits" } else { "wait" }),
-            Via::IoUring => format!("{n} registered in an io_uring of {who}"),
-            Via::Opened | Via::Thread | Via::Import | Via::ExportFd => format!("{who} has {n}"),
+/// How a process ended, step by step.
+pub fn end(world: &World, process: &Process, notes: &mut Vec<Note>) {
+    let name = words::process(process);
+    let exit = &process.exit;
+    if let Some(at) = process.oom_at {
+        notes.push(note(Some(at), format!("The OOM killer chose {name}")));
+    }
+    if let Some(record) = process.fatal_signal() {
+        notes.push(note(record.sent, format!("{} sent {} to {name}", sender(record), signal::name(record.sig))));
+    }
+    if let Some(began) = exit.began {
+        notes.push(note(Some(began), format!("The exit of {name} began")));
+    }
+    if let Some(last) = exit.last_thread {
+        let how = exit.code.map(|code| format!(" ({})", status(code))).unwrap_or_default();
+        notes.push(note(Some(last), format!("The last thread of {name} exited{how}")));
+    }
+    let parent = process.info.parent.map(|id| words::by_id(world, id)).unwrap_or_else(|| "its parent".to_owned());
+    if let Some(at) = exit.zombie {
+        notes.push(note(Some(at), format!("{name} became a zombie and holds nothing any more; {parent} was told")));
+    } else if let Some(at) = exit.found_zombie {
+        let how = exit.code.map(|code| format!(" ({})", status(code))).unwrap_or_default();
+        notes.push(note(Some(at), format!("A scan found {name} as a zombie{how}; {parent} must wait for it")));
+    }
+    if let Some((at, by, comm)) = &exit.reaped {
+        notes.push(note(Some(*at), format!("{} reaped {name}", words::named(Some(comm), *by))));
+    } else if let Some(at) = exit.freed {
+        notes.push(note(Some(at), format!("{name} was reaped and freed")));
+    } else if let Some(at) = exit.gone {
+        notes.push(note(Some(at), format!("A scan no longer found {name}")));
+    }
+}
+
+/// How a holder came to hold, and the chain to the owner.
+fn arrival(case: &Case<'_>, holder: &HolderView<'_>, notes: &mut Vec<Note>) {
+    let name = words::process(holder.process);
+    let from = holder.from.map(|id| words::by_id(case.world, id));
+    let files = words::count(holder.descriptors.len(), "GPU file", "GPU files");
+    if let Some(why) = holder.deduced {
+        let way = match holder.via {
+            Via::Fork => "inherited",
+            _ => "received",
         };
-        facts.push((since, text));
-        if let Some(why) = &keeper.deduced {
-            facts.push((None, format!("{who}: {why}")));
-        }
-        if let Some(container) = world.process(keeper.id).and_then(|p| p.info.container.as_ref()) {
-            facts.push((None, format!("{who} runs in {} {}", container.runtime, container.id)));
-        }
+        notes.push(note(None, format!("That {name} {way} {files} is deduced: {why}")));
+        return;
     }
-    facts
+    let by = from.map(|from| format!(" {from}")).unwrap_or_else(|| " a process that was not seen".to_owned());
+    let what = match holder.via {
+        Via::Fork => format!("{name} was forked from{by} and got {files}"),
+        Via::ScmRights => format!("{name} received {files} over a unix socket from{by}"),
+        Via::PidfdGetfd => format!("{name} took {files} with pidfd_getfd from{by}"),
+        Via::InFlight => format!("{files} from{by} wait unread in a unix socket of {name}"),
+        Via::IoUring => format!("{files} are registered in an io_uring of {name}"),
+        Via::Import | Via::ExportFd => format!("{name} imported memory from{by}"),
+        Via::Opened | Via::Thread => format!("{name} has {files} open"),
+    };
+    notes.push(note(holder.since, what));
+    if holder.via == Via::Fork {
+        chain(case, holder, notes);
+    }
 }
 
-fn figures(case: &Case<'_>) -> Facts {
-    let mut facts: Facts = Vec::new();
-    if let Some(why) = &case.owner.deduced {
-        facts.push((None, format!("the owner is deduced: {why}")));
-    }
-    if let (Some(why), Some(bytes)) = (&case.bytes_deduced, case.bytes) {
-        facts.push((None, format!("{}: {why}", size(bytes))));
-    } else if let (Some(id), Some(gpu), Some(bytes)) = (case.owner.id, case.gpu, case.bytes) {
-        facts.push((None, format!("NVML charges PID {} with {} on GPU {gpu}", id.tgid(), size(bytes))));
-        let recycled = case.world.by_tgid(id.tgid()).filter(|p| p.id() != id && !p.is_dead());
-        if let Some(other) = recycled {
-            facts.push((None, format!("PID {} is now another process, {}: do not kill it", id.tgid(), named(case.world, other.id()))));
+/// The processes between a forked holder and the owner, each with its end.
+fn chain(case: &Case<'_>, holder: &HolderView<'_>, notes: &mut Vec<Note>) {
+    let owner = case.owner.map(|owner| owner.id);
+    let mut next = holder.from;
+    for _ in 0..CHAIN_MAX {
+        let Some(id) = next.filter(|id| Some(*id) != owner) else { return };
+        let Some(middle) = case.world.process(id) else { return };
+        if let Some(parent) = middle.born_of {
+            let (name, from) = (words::process(middle), words::by_id(case.world, parent));
+            notes.push(note(middle.forked_at, format!("{name} was forked from {from}")));
         }
+        if !middle.is_alive() {
+            end(case.world, middle, notes);
+        }
+        next = middle.born_of;
     }
-    facts
 }
 
-fn xids(case: &Case<'_>) -> Facts {
-    let end = case.owner_process().and_then(|p| p.exit.began.or(p.exit.last));
-    case.world
-        .xids
-        .iter()
-        .filter(|x| x.pid.is_some() && x.pid == case.owner.id.map(crate::event::ProcessId::tgid) || end.is_some_and(|e| x.at.abs_diff(e) < 60_000_000_000))
-        .map(|x| (Some(x.at), format!("Xid {} on {}: {}", x.code, x.pci, x.message)))
-        .collect()
+fn annotations(case: &Case<'_>, notes: &mut Vec<Note>) {
+    let owner = case.owner.and_then(|owner| owner.process);
+    let holders = case.holders.iter().map(|holder| holder.process);
+    for process in owner.into_iter().chain(holders).take(HOLDERS_TOLD) {
+        if let Some(inside) = process.info.ns_pid {
+            let place = container(process).map(|c| format!(" ({c})")).unwrap_or_default();
+            let name = words::process(process);
+            notes.push(note(None, format!("{name} is in another PID namespace{place}, where its PID is {inside}")));
+        } else if let Some(container) = container(process) {
+            notes.push(note(None, format!("{} is in {container}", words::process(process))));
+        }
+    }
+    xids(case, notes);
+    recycled(case, notes);
+}
+
+/// "docker 3f2a...", "pod ...".
+#[must_use]
+pub fn container(process: &Process) -> Option<String> {
+    let container = process.info.container.as_ref()?;
+    let short: String = words::plain(&container.id).chars().take(12).collect();
+    let runtime = words::plain(&container.runtime);
+    Some(match &container.pod {
+        Some(pod) => format!("pod {} ({runtime} {short})", words::plain(pod)),
+        None => format!("{runtime} {short}"),
+    })
+}
+
+fn xids(case: &Case<'_>, notes: &mut Vec<Note>) {
+    let owner = case.owner.map(|owner| owner.id.tgid());
+    let ended = case.owner.and_then(|owner| owner.process).and_then(Process::ended_at).unwrap_or(case.now());
+    let pci = case.gpu().and_then(|gpu| gpu.pci.as_deref());
+    for xid in &case.world.host().xids {
+        let here = pci.is_some_and(|pci| same_gpu(pci, &xid.pci));
+        let its = xid.pid.is_some() && xid.pid == owner;
+        if (here || its) && xid.at.abs_diff(ended) <= NEAR_NS {
+            let message = words::plain(&xid.message);
+            notes.push(note(Some(xid.at), format!("The GPU at {} reported Xid {}: {message}", words::plain(&xid.pci), xid.code)));
+        }
+    }
+}
+
+/// NVML's PID is that of the client's creator; another process may have the number by now.
+fn recycled(case: &Case<'_>, notes: &mut Vec<Note>) {
+    let Some(owner) = case.owner.filter(|_| case.bytes_from == BytesFrom::Nvml) else { return };
+    if let Some(other) = case.world.living(owner.id.tgid()).filter(|p| p.id() != owner.id) {
+        let name = words::process(other);
+        notes.push(note(
+            None,
+            format!("NVML's PID {} is {name} by now, which has nothing to do with it: the number was used again", owner.id.tgid()),
+        ));
+    }
+}
+
+/// Who sent a signal.
+#[must_use]
+pub fn sender(record: &SignalRecord) -> String {
+    match record.from {
+        Some(from) => words::named(Some(&record.comm), from),
+        None if record.sent.is_none() => "An unseen sender".to_owned(),
+        None => "The kernel".to_owned(),
+    }
+}
+
+/// "SIGKILL", "exit code 1".
+#[must_use]
+pub fn status(code: u32) -> String {
+    let sig = code & 0x7f;
+    if sig == 0 {
+        return format!("exit code {}", code >> 8 & 0xff);
+    }
+    let core = if code & 0x80 == 0 { "" } else { ", core dumped" };
+    format!("{}{core}", signal::name(sig.cast_signed()))
+}
+
+/// ", which SIGKILL from bash (PID 12) ended at 12:03:55 UTC": the owner's end as a clause; empty without an owner.
+#[must_use]
+pub fn ended(case: &Case<'_>) -> String {
+    let Some(owner) = case.owner else { return String::new() };
+    let Some(process) = owner.process else { return ", which no longer exists".to_owned() };
+    let at = words::at(case.world, process.ended_at());
+    if let Some(sig) = process.killed_by() {
+        let sig = signal::name(sig);
+        return match process.fatal_signal() {
+            _ if process.oom_at.is_some() => format!(", which the OOM killer ended{at}"),
+            Some(SignalRecord { from: Some(from), .. }) if *from == process.id() => format!(", which ended itself by {sig}{at}"),
+            Some(record) if record.from.is_some() => format!(", which {sig} from {} ended{at}", sender(record)),
+            Some(record) if record.sent.is_some() => format!(", which {sig} from the kernel ended{at}"),
+            _ => format!(", which {sig} ended{at}"),
+        };
+    }
+    match process.exit.code {
+        Some(code) => format!(", which exited with code {}{at}", code >> 8 & 0xff),
+        None if at.is_empty() => ", which no longer exists".to_owned(),
+        None => format!(", which ended{at}"),
+    }
+}
+
+/// What a delivered or dropped signal met.
+#[must_use]
+pub fn fate(record: &SignalRecord) -> &'static str {
+    match (record.result, record.delivered) {
+        (SignalResult::Ignored, _) | (_, Some((_, Action::Ignored))) => "was ignored",
+        (SignalResult::Overflow, _) => "was lost because its queue was full",
+        (_, Some((_, Action::Handled))) => "was caught by a handler",
+        (_, Some((_, Action::Default))) => "was delivered",
+        (_, None) => "was not delivered yet",
+    }
 }

@@ -1,60 +1,67 @@
-//! `exit_blocked_in_driver`, `exit_blocked_elsewhere`: the owner is exiting, or was killed, and a thread does not leave the kernel.
+//! `exit_blocked_in_driver` and `exit_blocked_elsewhere`: the owner should be dead, and a thread of it cannot leave the
+//! kernel.
 //!
-//! Seen: exiting or SIGKILL pending, a thread in D or with a kernel stack while memory does not fall, for longer than
-//! [`PATIENCE_NS`]. In the driver when a frame of an NVIDIA module is on that stack. Refuted by: memory falling.
-//! Confidence: inferred (a stack is one moment). Remedy: no signal helps; what the thread waits for must end.
+//! A process dies only when each of its threads comes back from the kernel. One that sleeps uninterruptibly (D) or
+//! spins there keeps everything, and SIGKILL waits. A frame of the NVIDIA modules on the stack says that the driver
+//! has it; otherwise (FUSE, NFS, a disk) the GPU is innocent.
+//!
+//! * **Must be seen:** the owner is exiting, or a signal that must end it is pending; a thread's kernel stack, or for
+//!   `elsewhere` one without a driver frame; used memory not falling; the exit not younger than ten seconds.
+//! * **Would refute it:** falling memory (`teardown_running`); a thread that runs user code.
+//! * **Confidence:** exact when memory was watched and stayed; inferred from a single look.
+//! * **Remedy:** no signal helps. In the driver: read the kernel log (Xid); in the end a GPU reset or a reboot, which
+//!   cost every process of that GPU or host. Elsewhere: repair what the thread waits for (e.g. abort the FUSE mount).
 
-use super::case::Case;
-use super::{Verdict, remedies, words};
+use super::case::{Case, PATIENCE_NS};
+use super::evidence::confidence;
+use super::{Verdict, ending, remedy, words};
 use crate::event::StuckThread;
-use crate::explanation::{CauseId, Confidence};
-use crate::world::process::Process;
+use crate::explanation::{Confidence, Remedy};
 
-/// A normal teardown shows progress within this time.
-const PATIENCE_NS: u64 = 5_000_000_000;
-const SIGKILL_BIT: u64 = 1 << 8;
-
-pub(super) fn verdict(case: &Case<'_>) -> Option<Verdict> {
-    let owner = case.owner_process().filter(|p| !p.is_dead())?;
-    let (seen, state) = owner.state.as_ref()?;
-    let killed = state.pending & SIGKILL_BIT != 0;
-    if !owner.is_exiting() && !killed {
-        return None;
-    }
-    let since = leaving_since(owner).unwrap_or(*seen);
-    let waited = case.world.now.saturating_sub(since);
-    let falling = case.gpu.and_then(|g| case.world.gpus.get(&g)).is_some_and(|g| g.fell_since(since).is_some());
-    let thread = state.stuck.iter().find(|t| !t.stack.is_empty())?;
-    if waited < PATIENCE_NS || falling {
-        return None;
-    }
-    let in_driver = thread.stack.iter().any(|frame| frame.contains("[nvidia"));
-    Some(blocked(case, owner, thread, in_driver, waited))
+/// Whether a thread is stuck in the NVIDIA driver.
+#[must_use]
+pub fn judge_in_driver(case: &Case<'_>) -> Option<Verdict> {
+    let ending = stuck(case)?;
+    let thread = ending.in_driver()?;
+    let remedies = vec![
+        remedy::wait("a signal cannot help: the thread must come back from the driver", None),
+        remedy::command(
+            "dmesg --time-format iso | grep -iE 'xid|nvrm|nvidia'".to_owned(),
+            "shows what the driver says of this GPU; an Xid decides between waiting, reset and reboot",
+            None,
+            "none",
+        ),
+    ];
+    Some(verdict(case, &ending, thread, "inside the NVIDIA driver", remedies))
 }
 
-/// When its end began, as far as it was seen.
-pub(super) fn leaving_since(owner: &Process) -> Option<u64> {
-    let kill = owner.signals.iter().filter(|s| s.sig == 9).map(|s| s.at).min();
-    [owner.exit.began, owner.exiting_since, kill].into_iter().flatten().min()
+/// Whether a thread is stuck in other kernel code.
+#[must_use]
+pub fn judge_elsewhere(case: &Case<'_>) -> Option<Verdict> {
+    let ending = stuck(case)?;
+    if ending.in_driver().is_some() {
+        return None;
+    }
+    let thread = ending.elsewhere()?;
+    let effect = "a signal cannot help: what the thread waits for (see its stack: FUSE, NFS, a disk) must answer or be aborted";
+    Some(verdict(case, &ending, thread, "in kernel code outside the NVIDIA driver", vec![remedy::wait(effect, case.bytes)]))
 }
 
-fn blocked(case: &Case<'_>, owner: &Process, thread: &StuckThread, in_driver: bool, waited: u64) -> Verdict {
-    let who = words::named(case.world, owner.id());
-    let place = if in_driver { "in the NVIDIA driver" } else { "in the kernel, outside the NVIDIA driver" };
-    let doing = if thread.state == "R" { "spins" } else { "waits" };
-    let summary = format!(
-        "{} belongs to {who}, which cannot finish its exit: thread {} {doing} {place} for {} and more.",
-        words::amount(case.bytes, case.gpu),
-        thread.tid,
-        crate::report::layout::duration(waited)
-    );
-    let stack: Vec<&str> = thread.stack.iter().take(8).map(String::as_str).collect();
-    let facts = vec![(owner.state.as_ref().map(|(t, _)| *t), format!("thread {} (state {}): {}", thread.tid, thread.state, stack.join(" < ")))];
-    let advice = if in_driver {
-        "no signal can help: SIGKILL is already taken. Look for an Xid; if none of the memory moves, only a GPU reset with nothing else using it, or a reboot, ends this."
-    } else {
-        "no signal can help, and neither can the GPU: make what the thread waits for answer (a FUSE daemon, NFS server or disk; see its stack)."
-    };
-    let cause = if in_driver { CauseId::ExitBlockedInDriver } else { CauseId::ExitBlockedElsewhere };
-    Verdict { cause, confidence: Confidence::Inferred, summary, facts, remedy: vec![remedies::wait(advice, case.bytes)] }
+fn stuck<'a>(case: &Case<'a>) -> Option<ending::Ending<'a>> {
+    let ending = ending::of(case)?;
+    (case.falling().is_none() && !ending.is_young(case.now())).then_some(ending)
+}
+
+fn verdict(case: &Case<'_>, ending: &ending::Ending<'_>, thread: &StuckThread, place: &str, remedies: Vec<Remedy>) -> Verdict {
+    let name = words::process(ending.process);
+    let innermost = thread.stack.first().map(|frame| words::plain(frame)).unwrap_or_default();
+    let doing = if thread.state == "R" { "spins" } else { "is stuck" };
+    let how = if ending.exiting { "whose exit cannot finish" } else { "which cannot die" };
+    let watched = case.gpu().is_some_and(|gpu| gpu.flat_for() >= PATIENCE_NS) || ending.since.is_some();
+    Verdict {
+        confidence: if watched { confidence(case) } else { Confidence::Inferred },
+        summary: format!("{} belongs to {name}, {how}: thread {} {doing} {place} ({innermost}).", case.what(), thread.tid),
+        notes: ending.notes(),
+        remedies,
+    }
 }

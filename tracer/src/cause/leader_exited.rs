@@ -1,26 +1,45 @@
-//! `leader_exited`: the main thread is gone (the process shows as a zombie), but other threads live and hold everything.
+//! `leader_exited`: the main thread is gone, other threads live and hold everything.
 //!
-//! Seen: the leader has exited while `signal->live` > 0. fuser and lsof find nothing, because /proc/PID/fd of an exited leader is
-//! empty. Refuted by: no live thread (then it is a zombie and holds nothing). Confidence: exact. Remedy: end the process.
+//! `ps` shows the process as a zombie (`Zl`, `<defunct>`), /proc/PID/fd is empty, fuser and lsof find nothing and
+//! nvidia-smi cannot name it; yet it is a living process: its threads have its memory and its descriptors.
+//!
+//! * **Must be seen:** the leader exited and the group has live threads.
+//! * **Would refute it:** no live thread (then it is a real zombie and holds nothing).
+//! * **Confidence:** exact.
+//! * **Remedy:** signal the PID as usual: signals go to the whole group.
 
 use super::case::Case;
-use super::{Verdict, remedies, words};
-use crate::explanation::CauseId;
-use crate::report::layout::count;
+use super::evidence::{confidence, note};
+use super::{Verdict, remedy, words};
+use crate::world::process::Stage;
 
-pub(super) fn verdict(case: &Case<'_>) -> Option<Verdict> {
-    let owner = case.owner_process().filter(|p| p.leader_exited())?;
-    let world = case.world;
-    let live = owner.state.as_ref().map(|(_, s)| s.live_threads).filter(|n| *n > 0).or(owner.exit.live).unwrap_or(1);
-    let verb = if live == 1 { "lives" } else { "live" };
-    let summary = format!(
-        "{} belongs to {}, whose main thread has exited, so that it looks like a zombie; {} still {verb} and hold{} everything.",
-        words::amount(case.bytes, case.gpu),
-        words::named(world, owner.id()),
-        count(live as usize, "thread"),
-        if live == 1 { "s" } else { "" }
-    );
-    let facts = vec![(owner.exit.leader, format!("its main thread exited; {} left", count(live as usize, "live thread")))];
-    let remedy = remedies::end_process(world, owner.id(), case.bytes, "");
-    Some(Verdict { cause: CauseId::LeaderExited, confidence: case.confidence(), summary, facts, remedy })
+/// Whether this is the cause.
+#[must_use]
+pub fn judge(case: &Case<'_>) -> Option<Verdict> {
+    let process = case.living_owner().filter(|process| process.stage() == Stage::Alive)?;
+    let state = process.state();
+    if process.exit.leader.is_none() && !state.is_some_and(|state| state.leader_exited) {
+        return None;
+    }
+    let looked = process.state.as_ref().filter(|(at, _)| Some(*at) > process.exit.leader);
+    let live = looked.map(|(_, state)| state.live_threads).or(process.exit.live).filter(|live| *live > 0)?;
+    let name = words::process(process);
+    let threads = words::count(live as usize, "thread lives on and holds", "threads live on and hold");
+    let at = words::at(case.world, process.exit.leader);
+    let mut notes = vec![note(process.exit.leader, format!("The main thread of {name} exited; {threads} what it had"))];
+    let mut tids: Vec<u32> = case.holders.iter().flat_map(|h| h.descriptors.iter().filter_map(|d| d.2)).collect();
+    tids.sort_unstable();
+    tids.dedup();
+    if !tids.is_empty() {
+        let tids: Vec<String> = tids.iter().map(ToString::to_string).collect();
+        let tids = words::list(&tids, 8);
+        let pid = process.id().tgid();
+        notes.push(note(None, format!("The descriptors are in /proc/{pid}/task/TID/fd of thread {tids}, not in /proc/{pid}/fd")));
+    }
+    Some(Verdict {
+        confidence: confidence(case),
+        summary: format!("{} belongs to {name}: its main thread exited{at}, so it looks like a zombie, but {threads} everything.", case.what()),
+        notes,
+        remedies: remedy::end_all(case, &[process]),
+    })
 }

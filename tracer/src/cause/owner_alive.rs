@@ -1,28 +1,85 @@
-//! `owner_alive`: the memory belongs to a living process. By itself this outlives nothing.
+//! `owner_alive`: the process that owns the memory is alive.
 //!
-//! Seen: the owner lives. What was killed instead, if anything, is said in the evidence: a child or wrapper that died while nothing was
-//! sent to the owner. Confidence: exact. Remedy: end the owner, if it is not wanted.
+//! Most often what was killed was not the owner, or nothing was. By itself this is no leak: an idle worker, a
+//! notebook kernel and an allocator that keeps its memory all look like this, and the exit code stays 0.
+//!
+//! * **Must be seen:** the owner is alive, and nothing else here explains it (not stopped, not exiting, no signal that
+//!   it survived lately, its launcher not dead).
+//! * **Would refute it:** the owner's exit.
+//! * **Confidence:** exact when the owner is proven; inferred when only NVML names it.
+//! * **Remedy:** ask its user, or end it.
 
-use super::case::Case;
-use super::{Verdict, remedies, words};
-use crate::explanation::{CauseId, Remedy};
+use super::case::{Case, Kind, OwnerFrom};
+use super::evidence::{confidence, fate, note, sender};
+use super::{Note, Verdict, remedy, words};
+use crate::explanation::Confidence;
+use crate::world::process::{Process, Stage};
+use crate::world::signal;
 
-pub(super) fn verdict(case: &Case<'_>) -> Option<Verdict> {
-    let owner = case.owner_process().filter(|p| !p.is_dead())?;
-    let world = case.world;
-    let who = words::named(world, owner.id());
-    let summary = format!("{} belongs to {who}, which is alive ({}).", words::amount(case.bytes, case.gpu), words::state(Some(owner)));
-    let mut facts = Vec::new();
-    if let Some((seen, state)) = &owner.state {
-        for (sig, name) in [(15_u64, "SIGTERM"), (2, "SIGINT")] {
-            if state.ignored >> (sig - 1) & 1 == 1 {
-                facts.push((Some(*seen), format!("it ignores {name}")));
-            }
-        }
-        if state.caught >> 14 & 1 == 1 {
-            facts.push((Some(*seen), "it handles SIGTERM itself".to_owned()));
-        }
+/// Whether this is the cause.
+#[must_use]
+pub fn judge(case: &Case<'_>) -> Option<Verdict> {
+    let process = case.living_owner().filter(|process| process.stage() == Stage::Alive)?;
+    if super::ending::of(case).is_some() {
+        return None;
     }
-    let remedy: Vec<Remedy> = remedies::end_process(world, owner.id(), case.bytes, ", if it is no longer wanted");
-    Some(Verdict { cause: CauseId::OwnerAlive, confidence: case.confidence(), summary, facts, remedy })
+    let own = case.holders.iter().any(|holder| holder.process.id() == process.id());
+    let others = case.others().count();
+    let shared = match others {
+        0 => String::new(),
+        n => format!("; {} its GPU files too", words::count(n, "other process has", "other processes have")),
+    };
+    let doing = state_words(process);
+    let summary = if own || case.kind == Kind::Listed {
+        format!("{} belongs to {}, which is alive ({doing}){shared}.", case.what(), words::process(process))
+    } else {
+        let names: Vec<String> = case.others().map(|h| words::process(h.process)).collect();
+        let name = words::process(process);
+        format!("{} belongs to {name}, which is alive ({doing}) and has closed its own copies; still open in {}.", case.what(), words::list(&names, 3))
+    };
+    let certain = case.kind == Kind::Files && case.owner.is_some_and(|o| o.from != OwnerFrom::NvmlOnly);
+    Some(Verdict {
+        confidence: if certain { confidence(case) } else { Confidence::Inferred },
+        summary,
+        notes: remarks(process),
+        remedies: remedy::end_all(case, &[process]),
+    })
+}
+
+fn state_words(process: &Process) -> &'static str {
+    match process.state().map(|state| state.state.as_str()) {
+        Some("R") => "running",
+        Some("D") => "in uninterruptible sleep",
+        Some("T" | "t") => "stopped",
+        Some(_) => "sleeping",
+        None => "its state was not looked at",
+    }
+}
+
+/// Signals that did not end it, and those that would not.
+fn remarks(process: &Process) -> Vec<Note> {
+    let name = words::process(process);
+    let mut notes = Vec::new();
+    for record in process.signals.iter().filter(|r| signal::asks_to_end(r.sig)) {
+        let what = format!("{} sent {} to {name}, which {}", sender(record), signal::name(record.sig), fate(record));
+        notes.push(note(record.sent.or(record.delivered.map(|d| d.0)), what));
+    }
+    if notes.is_empty() {
+        notes.push(note(None, format!("No signal that ends a process was seen sent to {name}")));
+    }
+    let Some(state) = process.state() else { return notes };
+    for sig in [2, 15] {
+        let bit = 1 << (sig - 1);
+        let how = match () {
+            () if state.ignored & bit != 0 => "ignores",
+            () if state.blocked & bit != 0 => "blocks",
+            () if state.caught & bit != 0 => "catches",
+            () => continue,
+        };
+        notes.push(note(None, format!("{name} {how} {}", signal::name(sig))));
+    }
+    if state.state == "D" {
+        notes.push(note(None, format!("{name} is in uninterruptible sleep: no signal reaches it before that ends")));
+    }
+    notes
 }

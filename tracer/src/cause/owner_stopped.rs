@@ -1,65 +1,110 @@
-//! `owner_stopped`: the owner is stopped by a signal (Ctrl-Z), a frozen cgroup or a tracer, and keeps everything.
+//! `owner_stopped`: the owner is stopped and keeps everything.
 //!
-//! Seen: state T or t, or its cgroup frozen. Refuted by: any running state. Confidence: exact. Remedy: SIGCONT, thaw, or
-//! detach the tracer; a pending SIGTERM acts only then.
+//! Ctrl+Z (SIGTSTP), SIGSTOP, a frozen cgroup (docker pause) and a debugger all stop a process without taking anything
+//! from it. Signals other than SIGKILL and SIGCONT stay pending until it continues.
+//!
+//! * **Must be seen:** state T or t, or a frozen cgroup; or a stop signal whose default action was taken, without a
+//!   later SIGCONT.
+//! * **Would refute it:** SIGCONT since, or an exit that has begun.
+//! * **Confidence:** exact.
+//! * **Remedy:** continue, thaw or detach it; or end it (SIGKILL works on a stopped process, not on a frozen v1 cgroup).
 
 use super::case::Case;
-use super::{Verdict, remedies, words};
-use crate::explanation::{CauseId, Remedy};
-use crate::world::process::{Process, kills_by_default, signal_name};
+use super::evidence::{confidence, note, sender};
+use super::{Note, Verdict, remedy, words};
+use crate::event::Action;
+use crate::explanation::Remedy;
+use crate::world::process::{Process, Stage};
+use crate::world::signal::{self, SIGCONT, SignalRecord};
 
-/// SIGSTOP, SIGTSTP, SIGTTIN, SIGTTOU.
-const STOPS: [i32; 4] = [19, 20, 21, 22];
+/// Whether this is the cause.
+#[must_use]
+pub fn judge(case: &Case<'_>) -> Option<Verdict> {
+    let process = case.living_owner().filter(|process| process.stage() == Stage::Alive)?;
+    let (how, mut notes, first) = frozen(case, process).or_else(|| traced(case, process)).or_else(|| stopped(case, process))?;
+    let name = words::process(process);
+    if let Some(state) = process.state() {
+        let waiting = (1..=31).filter(|sig| signal::asks_to_end(*sig) && state.pending >> (sig - 1) & 1 == 1);
+        for sig in waiting {
+            notes.push(note(None, format!("{} is pending and waits until {name} continues", signal::name(sig))));
+        }
+    }
+    let mut remedies = vec![first];
+    remedies.extend(remedy::end_all(case, &[process]).pop());
+    let what = case.what();
+    let summary = format!("{what} belongs to {name}, which {how}; a stopped process keeps its GPU memory.");
+    Some(Verdict { confidence: confidence(case), summary, notes, remedies })
+}
 
-pub(super) fn verdict(case: &Case<'_>) -> Option<Verdict> {
-    let owner = case.owner_process().filter(|p| !p.is_dead())?;
-    let (seen, state) = owner.state.as_ref()?;
-    let world = case.world;
-    let who = words::named(world, owner.id());
-    let (how, mut remedy, fact) = if state.frozen {
-        let cgroup = owner.info.cgroup.clone().unwrap_or_else(|| "its cgroup".to_owned());
-        ("whose cgroup is frozen".to_owned(), vec![thaw(&cgroup)], format!("its cgroup {cgroup} is frozen"))
-    } else if state.state == "t" {
-        let tracer = state.tracer.map_or_else(|| "a tracer".to_owned(), |t| words::named(world, t));
-        let text = format!("end or detach {tracer}, which has stopped {who}.");
-        (format!("which {tracer} has stopped with ptrace"), vec![remedies::wait(&text, None)], format!("{tracer} traces it and has stopped it (state t)"))
-    } else if state.state == "T" {
-        let how = format!("which is stopped{}", stopper(case, owner));
-        (how, vec![remedies::go_on(world, owner.id())], "it is stopped (state T)".to_owned())
-    } else {
-        return None;
+type Found = (String, Vec<Note>, Remedy);
+
+fn frozen(case: &Case<'_>, process: &Process) -> Option<Found> {
+    let (at, state) = process.state.as_ref().filter(|(_, state)| state.frozen)?;
+    let _ = state;
+    let group = process.info.cgroup.as_deref().map(words::plain).unwrap_or_default();
+    let seen = note(Some(*at), format!("The cgroup of {} is frozen: {group}", words::process(process)));
+    let safe = |c: char| c.is_ascii_alphanumeric() || matches!(c, '/' | '-' | '_' | '.' | ':' | '@');
+    let path = process.info.cgroup.as_deref().filter(|path| path.chars().all(safe)).unwrap_or("/GROUP");
+    let thaw = remedy::command(
+        format!("echo 0 > /sys/fs/cgroup{path}/cgroup.freeze   # or unpause its container"),
+        "lets it run again; it may then use or free the memory",
+        None,
+        "everything in that cgroup runs again",
+    );
+    let _ = case;
+    Some(("is frozen with its cgroup".to_owned(), vec![seen], thaw))
+}
+
+fn traced(case: &Case<'_>, process: &Process) -> Option<Found> {
+    let (at, state) = process.state.as_ref().filter(|(_, state)| state.state == "t")?;
+    let tracer = state.tracer.map(|id| words::by_id(case.world, id));
+    let by = tracer.clone().unwrap_or_else(|| "a debugger".to_owned());
+    let seen = note(Some(*at), format!("{} is in a ptrace stop; {by} traces it", words::process(process)));
+    let target = state.tracer.and_then(|id| case.world.process(id)).filter(|p| p.id().tgid() > 1);
+    let detach = match target {
+        Some(tracer) => remedy::command(
+            remedy::kill(case.world, "TERM", &[tracer]),
+            "ends the tracer, which lets the process go on",
+            None,
+            "the debugging session is lost",
+        ),
+        None => remedy::wait("the tracer detaches or lets it go on", None),
     };
-    let pending: Vec<String> = (1..=31).filter(|s| kills_by_default(*s) && state.pending >> (s - 1) & 1 == 1).map(signal_name).collect();
-    let waiting = if pending.is_empty() { String::new() } else { format!("; {} waits until it goes on", pending.join(", ")) };
-    let summary = format!("{} belongs to {who}, {how}{waiting}.", words::amount(case.bytes, case.gpu));
-    let mut facts = vec![(Some(*seen), fact)];
-    if !pending.is_empty() {
-        facts.push((Some(*seen), format!("{} is pending", pending.join(", "))));
-    }
-    if !state.frozen {
-        remedy.extend(remedies::end_process(world, owner.id(), case.bytes, "").into_iter().rev().take(1).map(|r| Remedy {
-            effect: format!("ends {who} although it is stopped."),
-            ..r
-        }));
-    }
-    Some(Verdict { cause: CauseId::OwnerStopped, confidence: case.confidence(), summary, facts, remedy })
+    Some((format!("{by} holds in a ptrace stop"), vec![seen], detach))
 }
 
-/// " by SIGTSTP from the kernel at 12:03:55", or nothing.
-fn stopper(case: &Case<'_>, owner: &Process) -> String {
-    owner.signals.iter().rev().find(|s| STOPS.contains(&s.sig)).map_or_else(String::new, |s| {
-        format!(" by {} from {}{}", signal_name(s.sig), words::sender(case.world, s), words::at(case.world, Some(s.at)))
-    })
-}
-
-fn thaw(cgroup: &str) -> Remedy {
-    let safe = cgroup.chars().all(|c| c.is_ascii_alphanumeric() || "/._-:@".contains(c));
-    Remedy {
-        command: safe.then(|| {
-            format!("echo 0 > /sys/fs/cgroup{cgroup}/cgroup.freeze || echo THAWED > /sys/fs/cgroup/freezer{cgroup}/freezer.state")
-        }),
-        effect: format!("thaws {cgroup}; signals act only then."),
-        frees_bytes: None,
-        risk: "whatever froze it may count on that.".to_owned(),
+fn stopped(case: &Case<'_>, process: &Process) -> Option<Found> {
+    let continued = process.signals.last_of(SIGCONT).and_then(|r| r.sent.or(r.delivered.map(|d| d.0)));
+    let looked = process.state.as_ref().filter(|(at, _)| continued.is_none_or(|cont| cont < *at));
+    let state_says = looked.is_some_and(|(_, state)| state.state == "T");
+    let signal = process.stop_signal();
+    let taken = |r: &&SignalRecord| {
+        let later = |at| process.state.as_ref().is_none_or(|(looked, _)| *looked < at);
+        r.delivered.is_some_and(|(at, action)| action == Action::Default && later(at))
+    };
+    if !state_says && signal.filter(taken).is_none() {
+        return None;
     }
+    let name = words::process(process);
+    let mut notes = Vec::new();
+    if let Some((at, _)) = looked.filter(|_| state_says) {
+        notes.push(note(Some(*at), format!("{name} is in state T (stopped)")));
+    }
+    let how = match signal {
+        Some(record) => {
+            let at = record.sent.or(record.delivered.map(|d| d.0));
+            let (from, sig) = (sender(record), signal::name(record.sig));
+            notes.push(note(at, format!("{from} sent {sig} to {name}")));
+            let by = if record.from.is_some() { format!(" from {from}") } else { String::new() };
+            format!("{sig}{by} stopped{}", words::at(case.world, at))
+        }
+        None => "is stopped (by which signal was not seen)".to_owned(),
+    };
+    let go_on = remedy::command(
+        remedy::kill(case.world, "CONT", &[process]),
+        "lets it run again; a pending SIGTERM then takes effect",
+        None,
+        "it goes on with its work",
+    );
+    Some((how, notes, go_on))
 }

@@ -1,67 +1,78 @@
-//! `signal_not_fatal`: somebody tried to end the owner, and the signal is handled, ignored, blocked or still pending.
+//! `signal_not_fatal`: the owner got a signal that was meant to end it, and lives.
 //!
-//! Seen: a signal whose default is to end the process was generated and the process lives; or such a signal is pending now.
-//! Refuted by: an exit, a stop (`owner_stopped`). Confidence: exact. Remedy: a stronger signal.
+//! A process can catch SIGTERM, SIGINT, SIGHUP and SIGQUIT and go on, ignore them, or block them so that they stay
+//! pending. SIGKILL that comes from inside a PID namespace does not reach that namespace's init.
+//!
+//! * **Must be seen:** the owner is alive and not exiting, and such a signal is pending and blocked, or was sent within
+//!   the last ten minutes and was caught, ignored, lost or is still undelivered.
+//! * **Would refute it:** the signal's default action was taken (then the process is exiting, dumping core or dead).
+//!   Older signals are no cause: servers and notebooks live on after SIGINT and SIGHUP by design.
+//! * **Confidence:** exact: the signal and its fate were seen, or it is in the pending and blocked masks.
+//! * **Remedy:** wait for a handler that cleans up; else SIGKILL, which cannot be caught, ignored or blocked.
 
 use super::case::Case;
-use super::{Verdict, remedies, words};
-use crate::event::{Action, SignalResult};
-use crate::explanation::CauseId;
-use crate::world::process::{Process, SignalSent, kills_by_default, signal_name};
+use super::evidence::{confidence, fate, note, sender};
+use super::{Note, Verdict, remedy, words};
+use crate::event::{BootNs, ProcessState, SignalResult};
+use crate::world::process::{Process, Stage};
+use crate::world::signal::{self, SIGKILL, SignalRecord};
 
-/// Signals that people and tools send to end a process.
-const MEANT_TO_END: [i32; 6] = [1, 2, 3, 6, 9, 15];
+/// A signal that is older than this is not what the reader has in mind.
+const RECENT_NS: BootNs = 600_000_000_000;
+/// An undelivered signal that is younger than this is on its way.
+const ON_ITS_WAY_NS: BootNs = 1_000_000_000;
 
-pub(super) fn verdict(case: &Case<'_>) -> Option<Verdict> {
-    let owner = case.owner_process().filter(|p| !p.is_dead() && p.exit.last.is_none())?;
-    let world = case.world;
-    let (what, facts) = pending(owner).or_else(|| sent(case, owner))?;
-    let who = words::named(world, owner.id());
-    let summary = format!("{} belongs to {who}, which is alive: {what}.", words::amount(case.bytes, case.gpu));
-    Some(Verdict {
-        cause: CauseId::SignalNotFatal,
-        confidence: case.confidence(),
-        summary,
-        facts,
-        remedy: remedies::end_process(world, owner.id(), case.bytes, ""),
-    })
-}
-
-type Finding = (String, Vec<(Option<u64>, String)>);
-
-/// A signal that waits because it is blocked.
-fn pending(owner: &Process) -> Option<Finding> {
-    let (seen, state) = owner.state.as_ref()?;
-    let names: Vec<String> = (1..=31)
-        .filter(|s| kills_by_default(*s) && state.pending & state.blocked & !state.ignored & (1 << (s - 1)) != 0)
-        .map(signal_name)
-        .collect();
-    let list = names.join(", ");
-    (!names.is_empty()).then(|| {
-        (format!("{list} was sent to it, but it blocks that signal, so it is still pending"), vec![(Some(*seen), format!("{list} is pending and blocked"))])
-    })
-}
-
-/// A signal that was seen and did not end it.
-fn sent(case: &Case<'_>, owner: &Process) -> Option<Finding> {
-    let signal = owner.signals.iter().rev().find(|s| MEANT_TO_END.contains(&s.sig))?;
-    let became = became(signal, owner)?;
-    let name = signal_name(signal.sig);
-    let from = words::sender(case.world, signal);
-    let when = words::at(case.world, Some(signal.at));
-    Some((format!("{name} from {from}{when} {became}"), Vec::new()))
-}
-
-fn became(signal: &SignalSent, owner: &Process) -> Option<&'static str> {
-    let bit = 1_u64 << (signal.sig - 1);
-    let mask = |f: fn(&crate::event::ProcessState) -> u64| owner.state.as_ref().is_some_and(|(_, s)| f(s) & bit != 0);
-    match (signal.delivered, signal.result) {
-        (Some((_, Action::Handled)), _) => Some("was handled by the process, which did not end"),
-        (Some((_, Action::Ignored)), _) | (None, SignalResult::Ignored) => Some("was ignored"),
-        (Some((_, Action::Default)), _) => None,
-        (None, _) if mask(|s| s.ignored) => Some("was ignored"),
-        (None, _) if mask(|s| s.blocked) => Some("is blocked and still pending"),
-        (None, _) if mask(|s| s.caught) => Some("is caught by a handler and did not end it"),
-        (None, _) => Some("was not acted on yet"),
+/// Whether this is the cause.
+#[must_use]
+pub fn judge(case: &Case<'_>) -> Option<Verdict> {
+    let process = case.living_owner().filter(|process| process.stage() == Stage::Alive)?;
+    if super::ending::of(case).is_some() {
+        return None;
     }
+    let (sig, what, note) = survived(case, process).or_else(|| blocked(process))?;
+    let sig = signal::name(sig);
+    Some(Verdict {
+        confidence: confidence(case),
+        summary: format!("{} belongs to {}, which is alive: {sig} {what}.", case.what(), words::process(process)),
+        notes: vec![note],
+        remedies: remedy::end_all(case, &[process]).split_off(1),
+    })
+}
+
+/// The newest signal that asked it to end and did not.
+fn survived(case: &Case<'_>, process: &Process) -> Option<(i32, String, Note)> {
+    let recent = |r: &&SignalRecord| {
+        let at = r.sent.or(r.delivered.map(|d| d.0)).unwrap_or_default();
+        let age = case.now().saturating_sub(at);
+        let undelivered = r.delivered.is_none() && !matches!(r.result, SignalResult::Ignored | SignalResult::Overflow);
+        signal::asks_to_end(r.sig) && age <= RECENT_NS && !(undelivered && age < ON_ITS_WAY_NS)
+    };
+    let record = process.signals.iter().rev().find(recent)?;
+    if record.delivered.is_some_and(|(_, action)| action == crate::event::Action::Default) {
+        return None;
+    }
+    let from = sender(record);
+    let at = record.sent.or(record.delivered.map(|d| d.0));
+    let when = words::at(case.world, at);
+    let blocked = process.state().is_some_and(|state| state.blocked >> (record.sig - 1) & 1 == 1);
+    let how = match fate(record) {
+        _ if record.sig == SIGKILL => "did not reach it (it is the init of its PID namespace)",
+        "was not delivered yet" if blocked => "is blocked and stays pending",
+        "was not delivered yet" => "is still pending",
+        fate => fate,
+    };
+    let name = words::process(process);
+    let seen = note(at, format!("{from} sent {} to {name}; it {how}", signal::name(record.sig)));
+    let from = if record.from.is_some() { format!("from {from}{when} ") } else { String::new() };
+    Some((record.sig, format!("{from}{how}"), seen))
+}
+
+/// A signal that waits behind a mask, however old.
+fn blocked(process: &Process) -> Option<(i32, String, Note)> {
+    let (at, state) = process.state.as_ref().map(|(at, state)| (*at, state))?;
+    let waits = |sig: i32, state: &ProcessState| state.pending & state.blocked & (1 << (sig - 1)) != 0;
+    let sig = [15, 2, 1, 3].into_iter().find(|sig| waits(*sig, state))?;
+    let what = "was sent to it, is blocked and stays pending".to_owned();
+    let seen = format!("{} is pending and blocked in {}", signal::name(sig), words::process(process));
+    Some((sig, what, note(Some(at), seen)))
 }

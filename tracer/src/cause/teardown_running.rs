@@ -1,37 +1,74 @@
-//! `teardown_running`: the owner is on its way out and the driver is releasing; this takes time and needs no help.
+//! `teardown_running`: the exit is under way and the memory is on its way back.
 //!
-//! Seen: a thread exits while the process is not yet a zombie; often memory falls (pinned host memory: 8 GiB took 1.1 s,
-//! 32 GiB took 4.3 s on an H200). Or the owner is dead, nobody holds anything, and NVML has not yet followed.
-//! Refuted by: a stack that does not move (`exit_blocked_*`). Confidence: exact. Remedy: wait.
+//! The kernel unpins host memory and the driver tears contexts down while the process exits, and partly after it: 32
+//! GiB of pinned memory took 4.3 s, 243 GB took 26 s. Nobody has to do anything.
+//!
+//! * **Must be seen:** the owner is exiting, or is dead and nobody holds its files; and the GPU's used memory is
+//!   falling, or the exit is younger than ten seconds.
+//! * **Would refute it:** memory that does not fall while a thread sits in the kernel (`exit_blocked_*`), or that
+//!   stays after the last holder is gone (`no_holder`).
+//! * **Confidence:** exact while memory is falling; inferred from the exit's age.
+//! * **Remedy:** wait.
 
-use super::case::Case;
-use super::exit_blocked::leaving_since;
-use super::{Verdict, remedies, words};
-use crate::explanation::CauseId;
-use crate::report::layout::{duration, size};
+use super::case::{Case, Kind, PATIENCE_NS};
+use super::evidence::note;
+use super::{Note, Verdict, ending, remedy, words};
+use crate::explanation::Confidence;
+use crate::world::process::Process;
 
-/// NVML follows the last release within this time.
-const SETTLE_NS: u64 = 1_000_000_000;
-
-pub(super) fn verdict(case: &Case<'_>) -> Option<Verdict> {
-    let owner = case.owner_process()?;
-    let world = case.world;
-    let settling = owner.is_dead()
-        && case.keepers.is_empty()
-        && owner.exit.zombie.or(owner.exit.gone).or(owner.exit.last).is_some_and(|t| world.now.saturating_sub(t) < SETTLE_NS);
-    if !owner.is_exiting() && !settling {
+/// Whether this is the cause.
+#[must_use]
+pub fn judge(case: &Case<'_>) -> Option<Verdict> {
+    let falling = case.falling();
+    let ending = ending::of(case);
+    let (subject, young, mut notes) = match &ending {
+        Some(ending) => (exiting(case, ending.process), is_early(case, ending), ending.notes()),
+        None if case.kind != Kind::Files && case.living_owner().is_none() => {
+            let ended = case.owner.and_then(|owner| owner.process).and_then(Process::ended_at);
+            let young = ended.is_some_and(|at| case.now().saturating_sub(at) < PATIENCE_NS);
+            (after_the_end(case), young, Vec::new())
+        }
+        None => return None,
+    };
+    if falling.is_none() && !young {
         return None;
     }
-    let since = leaving_since(owner);
-    let fell = since.and_then(|s| case.gpu.and_then(|g| world.gpus.get(&g)).and_then(|g| g.fell_since(s)));
-    let so_far = since.map(|s| format!(" for {}", duration(world.now.saturating_sub(s)))).unwrap_or_default();
-    let moving = fell.map_or(String::new(), |b| format!("; {} is back already", size(b)));
-    let summary = format!(
-        "{} belongs to {}, which has been exiting{so_far}{moving}: the driver is still releasing it.",
-        words::amount(case.bytes, case.gpu),
-        words::named(world, owner.id())
-    );
-    let facts = vec![(since, "its exit began".to_owned())];
-    let remedy = vec![remedies::wait("wait: pinned host memory and large mappings take seconds to release. Killing again changes nothing.", case.bytes)];
-    Some(Verdict { cause: CauseId::TeardownRunning, confidence: case.confidence(), summary, facts, remedy })
+    let how = match falling {
+        Some((since, from)) => {
+            notes.push(fall(case, since, from));
+            "and the GPU's used memory is falling"
+        }
+        None => "and the driver may still be taking its context apart",
+    };
+    Some(Verdict {
+        confidence: if falling.is_some() { Confidence::Exact } else { Confidence::Inferred },
+        summary: format!("{subject} {how}."),
+        notes,
+        remedies: vec![remedy::wait("the memory comes back by itself; look again in some seconds", case.bytes)],
+    })
+}
+
+/// The exit may not be over: it is young, or nothing of it was seen and no thread is known to be stuck.
+fn is_early(case: &Case<'_>, ending: &ending::Ending<'_>) -> bool {
+    let flat = case.gpu().is_some_and(|gpu| gpu.flat_for() >= PATIENCE_NS);
+    let stuck = ending.stuck.iter().any(|thread| thread.state == "D" || !thread.stack.is_empty());
+    ending.is_young(case.now()) || (ending.since.is_none() && ending.exiting && !stuck && !flat)
+}
+
+fn exiting(case: &Case<'_>, process: &Process) -> String {
+    let since = words::at(case.world, process.exit.began);
+    format!("{} belongs to {}, whose exit is under way{}", case.what(), words::process(process), since.replace(" at ", " since "))
+}
+
+fn after_the_end(case: &Case<'_>) -> String {
+    match case.owner {
+        Some(_) => format!("{} belonged to {}{},", case.what(), case.owner_name(), super::evidence::ended(case)),
+        None => format!("{} belongs to nobody that holds it,", case.what()),
+    }
+}
+
+fn fall(case: &Case<'_>, since: u64, from: u64) -> Note {
+    let now = case.gpu().and_then(|gpu| gpu.memory).map_or(0, |memory| memory.used);
+    let gpu = case.gpu.unwrap_or_default();
+    note(Some(since), format!("Used memory of GPU {gpu} fell from {} to {}", words::size(from), words::size(now)))
 }

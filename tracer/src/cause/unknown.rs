@@ -1,26 +1,72 @@
-//! `unknown`: the evidence is not enough; says which is missing and how to get it.
+//! `unknown`: not enough evidence, and which evidence is missing.
 //!
-//! Always answers. Confidence: unknown.
+//! * **Must be seen:** nothing; this is what is left when no other cause can be told.
+//! * **Would refute it:** the evidence that it names.
+//! * **Confidence:** unknown.
+//! * **Remedy:** get the evidence (as root, in the initial PID namespace, with `outlive record` running beforehand).
 
-use super::case::Case;
-use super::{Verdict, remedies, words};
-use crate::explanation::{CauseId, Confidence};
+use super::case::{Case, Kind};
+use super::evidence::{ended, note};
+use super::{Verdict, ending, remedy, words};
+use crate::explanation::Confidence;
 
-#[expect(clippy::unnecessary_wraps, reason = "a rule: the last one, which always answers")]
-pub(super) fn verdict(case: &Case<'_>) -> Option<Verdict> {
-    Some(answer(case))
+/// Always answers.
+#[must_use]
+pub fn judge(case: &Case<'_>) -> Option<Verdict> {
+    Some(verdict(case))
 }
 
-pub(super) fn answer(case: &Case<'_>) -> Verdict {
-    let whose = super::inherited_descriptor::whose(case);
-    let summary = match case.owner.id {
-        Some(_) => format!(
-            "{} is charged to {whose}; no process is seen to hold its files, and the evidence does not say what keeps it.",
-            words::amount(case.bytes, case.gpu)
-        ),
-        None => format!("{} is held, and the evidence does not say by whom.", words::amount(case.bytes, case.gpu)),
+/// What is known, and what is missing.
+#[must_use]
+pub fn verdict(case: &Case<'_>) -> Verdict {
+    let mut missing = missing(case);
+    let mut notes = Vec::new();
+    if let Some(ending) = ending::of(case) {
+        notes.extend(ending.notes());
+        let pid = ending.process.id().tgid();
+        missing.push(format!("where its threads are (as root: cat /proc/{pid}/task/*/stack)"));
+    }
+    if missing.is_empty() {
+        missing.push("how its files are kept open (run outlive record before it happens again)".to_owned());
+    }
+    notes.extend(missing.iter().map(|what| note(None, format!("Missing: {what}"))));
+    let belongs = match case.owner {
+        Some(_) if case.owner_is_dead() => format!(" belonged to {}{}", case.owner_name(), ended(case)),
+        Some(_) => format!(" belongs to {}", case.owner_name()),
+        None => " is in use".to_owned(),
     };
-    let missing = "not seen: a holder in another form than a descriptor (an imported memory object, a kernel client), or a process of another PID namespace";
-    let remedy = remedies::wait("let `outlive record` run while the job runs and ends; it sees how the memory is handed on.", None);
-    Verdict { cause: CauseId::Unknown, confidence: Confidence::Unknown, summary, facts: vec![(None, missing.to_owned())], remedy: vec![remedy] }
+    let subject = case.what();
+    Verdict {
+        confidence: Confidence::Unknown,
+        summary: format!("{subject}{belongs}; why it is still held cannot be told: missing is {}.", words::list(&missing, 2)),
+        notes,
+        remedies: vec![remedy::command(
+            "outlive doctor".to_owned(),
+            "lists what can be seen on this host, and what cannot",
+            None,
+            "none",
+        )],
+    }
+}
+
+/// Evidence without which "nobody holds it" cannot be said.
+#[must_use]
+pub fn missing(case: &Case<'_>) -> Vec<String> {
+    let host = case.world.host();
+    let mut missing = Vec::new();
+    match host.scan {
+        None => missing.push("a scan of all processes for open GPU files (run as root)".to_owned()),
+        Some(scan) if !scan.complete => {
+            missing.push("a complete scan: some processes' files could not be read (run as root)".to_owned());
+        }
+        Some(_) => {}
+    }
+    if host.header.as_ref().is_some_and(|header| !header.initial_pid_namespace) {
+        missing.push("the processes outside this PID namespace (run on the host)".to_owned());
+    }
+    let owner_known = case.owner.is_none_or(|owner| owner.process.is_some() || case.owner_is_dead());
+    if case.kind == Kind::Listed && !owner_known && missing.is_empty() {
+        missing.push("whether that process still exists".to_owned());
+    }
+    missing
 }

@@ -1,106 +1,103 @@
-//! How processes, times and signals are named in sentences.
+//! Phrases that every cause uses, so that the same fact always reads the same.
 //!
-//! Always true: nothing here decides anything; names are raw and are escaped when they are shown.
+//! Always true: names that come from other processes are made plain (no control characters, bounded) before they
+//! enter a sentence or a command.
 
 use crate::event::{BootNs, ProcessId};
-use crate::report::layout::size;
 use crate::world::World;
-use crate::world::process::{Process, SignalSent, signal_name};
+use crate::world::process::Process;
 
-/// "python3 (PID 574)", "PID 574" when no name is known.
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+/// Longest name shown.
+const NAME_MAX: usize = 64;
+
+/// "2.5 GiB", "514 MiB", "0 bytes".
 #[must_use]
-pub fn named(world: &World, id: ProcessId) -> String {
-    let comm = world.process(id).and_then(|p| p.info.comm.as_deref()).filter(|c| !c.is_empty());
-    match comm {
-        Some(comm) => format!("{comm} (PID {})", id.tgid()),
+pub fn size(bytes: u64) -> String {
+    if bytes >= GIB {
+        // Tenths by integers: rounding must not depend on floating point.
+        let tenths = (u128::from(bytes) * 10 + u128::from(GIB / 2)) / u128::from(GIB);
+        format!("{}.{} GiB", tenths / 10, tenths % 10)
+    } else if bytes >= MIB {
+        format!("{} MiB", (bytes + MIB / 2) / MIB)
+    } else if bytes >= 1024 {
+        format!("{} KiB", bytes / 1024)
+    } else {
+        format!("{bytes} bytes")
+    }
+}
+
+/// A name from another process, safe to print and to paste.
+#[must_use]
+pub fn plain(name: &str) -> String {
+    let odd = |c: char| c.is_control() || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    name.chars().take(NAME_MAX).map(|c| if odd(c) { '?' } else { c }).collect()
+}
+
+/// "python3 (PID 574)".
+#[must_use]
+pub fn process(process: &Process) -> String {
+    named(process.info.comm.as_deref(), process.id())
+}
+
+/// "python3 (PID 574)", "PID 574" when the name is unknown.
+#[must_use]
+pub fn named(comm: Option<&str>, id: ProcessId) -> String {
+    match comm.filter(|comm| !comm.is_empty()) {
+        Some(comm) => format!("{} (PID {})", plain(comm), id.tgid()),
         None => format!("PID {}", id.tgid()),
     }
 }
 
-/// "2.5 GiB on GPU 0", "Memory on GPU 0", "GPU memory of unknown size".
+/// The name that the world knows for an id.
 #[must_use]
-pub fn amount(bytes: Option<u64>, gpu: Option<u32>) -> String {
-    match (bytes, gpu) {
-        (Some(bytes), Some(gpu)) => format!("{} on GPU {gpu}", size(bytes)),
-        (Some(bytes), None) => format!("{} of GPU memory", size(bytes)),
-        (None, Some(gpu)) => format!("Memory of unknown size on GPU {gpu}"),
-        (None, None) => "GPU memory of unknown size".to_owned(),
-    }
+pub fn by_id(world: &World, id: ProcessId) -> String {
+    let finished = || world.finished().rev().find(|p| p.id() == id);
+    named(world.process(id).or_else(finished).and_then(|p| p.info.comm.as_deref()), id)
 }
 
-/// " at 12:03:55", or nothing.
+/// " at 12:03:55 UTC", with the date when it is not the day of the explanation; empty when not known.
 #[must_use]
 pub fn at(world: &World, when: Option<BootNs>) -> String {
-    let Some(text) = when.and_then(|w| world.wall(w)) else { return String::new() };
-    let time = text.split_once('T').map_or(text.as_str(), |(_, t)| t);
-    format!(" at {}", time.get(..8).unwrap_or(time))
+    let (Some(wall), Some(now)) = (when.and_then(|at| world.host().wall(at)), world.host().wall(world.host().now))
+    else {
+        return String::new();
+    };
+    let time = wall.get(11..19).unwrap_or_default();
+    let day = wall.get(..10).unwrap_or_default();
+    if now.get(..10) == Some(day) { format!(" at {time} UTC") } else { format!(" at {day} {time} UTC") }
 }
 
-/// "bash (PID 12)", "the kernel".
+/// "3.2 s", "91 ms", "2 h 5 min".
 #[must_use]
-pub fn sender(world: &World, signal: &SignalSent) -> String {
-    match signal.from {
-        Some(id) if !signal.comm.is_empty() => format!("{} (PID {})", signal.comm, id.tgid()),
-        Some(id) => named(world, id),
-        None => "the kernel".to_owned(),
+pub fn duration(ns: u64) -> String {
+    let ms = ns / 1_000_000;
+    match ms {
+        0..1_000 => format!("{ms} ms"),
+        1_000..60_000 => format!("{}.{} s", ms / 1_000, ms % 1_000 / 100),
+        60_000..3_600_000 => format!("{} min {} s", ms / 60_000, ms % 60_000 / 1_000),
+        3_600_000..172_800_000 => format!("{} h {} min", ms / 3_600_000, ms % 3_600_000 / 60_000),
+        _ => format!("{} days {} h", ms / 86_400_000, ms % 86_400_000 / 3_600_000),
     }
 }
 
-/// How a dead process ended, as the end of a sentence: "was killed by SIGKILL from bash (PID 12) at 12:03:55", "exited with code 1", "is gone".
+/// "a, b and 3 more".
 #[must_use]
-pub fn ended(world: &World, process: Option<&Process>) -> String {
-    let Some(process) = process else { return "is gone".to_owned() };
-    let exit = &process.exit;
-    let when = at(world, exit.last.or(exit.began).or(exit.zombie));
-    match exit.status {
-        Some(status) if status & 0x7f != 0 => {
-            let sig = i32::try_from(status & 0x7f).unwrap_or(0);
-            let by = killer(process, sig).map(|s| format!(" from {}", sender(world, s))).unwrap_or_default();
-            let oom = if exit.oom.is_some() { " (out of memory)" } else { "" };
-            format!("was killed by {}{by}{oom}{when}", signal_name(sig))
+pub fn list(names: &[String], shown: usize) -> String {
+    match names {
+        [] => String::new(),
+        [one] => one.clone(),
+        _ if names.len() <= shown => {
+            let (last, first) = names.split_last().map_or(("", names), |(last, first)| (last.as_str(), first));
+            format!("{} and {last}", first.join(", "))
         }
-        Some(status) => format!("exited with code {}{when}", status >> 8 & 0xff),
-        None if process.is_zombie() => "is dead (a zombie)".to_owned(),
-        None => "is gone".to_owned(),
+        _ => format!("{} and {} more", names[..shown].join(", "), names.len() - shown),
     }
 }
 
-/// The signal that killed it: the last one of that number.
+/// "descriptor" or "descriptors" with the count in front.
 #[must_use]
-pub fn killer(process: &Process, sig: i32) -> Option<&SignalSent> {
-    process.signals.iter().rev().find(|s| s.sig == sig && s.result != crate::event::SignalResult::Ignored)
-}
-
-/// "running", "sleeping", "stopped", "exiting", "zombie", "gone", "unknown".
-#[must_use]
-pub fn state(process: Option<&Process>) -> String {
-    let Some(p) = process else { return "gone".to_owned() };
-    if p.is_gone() {
-        return "gone".to_owned();
-    }
-    if p.is_zombie() {
-        return "zombie".to_owned();
-    }
-    if p.is_exiting() {
-        return "exiting".to_owned();
-    }
-    let letter = p.state.as_ref().map(|(_, s)| s.state.as_str());
-    let frozen = p.state.as_ref().is_some_and(|(_, s)| s.frozen);
-    match letter {
-        _ if frozen => "frozen",
-        Some("R") => "running",
-        Some("S" | "I") => "sleeping",
-        Some("D") => "waiting in the kernel",
-        Some("T") => "stopped",
-        Some("t") => "stopped by a tracer",
-        Some("Z") => "main thread exited",
-        _ => "alive",
-    }
-    .to_owned()
-}
-
-/// "1 GPU file", "21 GPU files".
-#[must_use]
-pub fn files(n: usize) -> String {
-    crate::report::layout::count(n, "GPU file")
+pub fn count(n: usize, one: &str, many: &str) -> String {
+    if n == 1 { format!("1 {one}") } else { format!("{n} {many}") }
 }

@@ -17,7 +17,7 @@ pub(super) fn run(args: &Check, common: &Common) -> Result<u8> {
     let patience = args.wait.unwrap_or_default();
     let mut told = false;
     loop {
-        let answer = crate::explain::explain(&live::look(common, World::default())?);
+        let answer = crate::explanation::explain(&live::look(common, World::default())?);
         let code = verdict(&answer, args);
         if code == 0 || began.elapsed() >= patience {
             output::print(&sentences(&answer, args, code))?;

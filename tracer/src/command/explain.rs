@@ -12,7 +12,7 @@ pub(super) fn run(args: &Explain, common: &Common) -> Result<u8> {
     let mut answer = match &args.trace {
         Some(path) => {
             let moment = args.at.as_deref().map_or(Ok(Moment::End), Moment::parse)?;
-            crate::explain::explain(&offline::world(&[path], moment)?)
+            crate::explanation::explain(&offline::world(&[path], moment)?)
         }
         None => look(args, common)?,
     };
@@ -32,7 +32,7 @@ fn look(args: &Explain, common: &Common) -> Result<Explanation> {
         None => Default::default(),
     };
     let live = live::look(common, history)?;
-    Ok(crate::explain::explain(&live))
+    Ok(crate::explanation::explain(&live))
 }
 
 /// Leaves out what was not asked for. Filters never change a verdict, only what is shown.

@@ -1,130 +1,133 @@
-//! Open file descriptions of NVIDIA files: who opened them, who holds them, and how.
+//! Open file descriptions of NVIDIA devices and who holds each.
 //!
-//! Always true: keyed by description, never by (PID, descriptor), because fork, dup and SCM_RIGHTS share it. A description
-//! without a holder is closed as far as we know, and is dropped from the table.
+//! Always true: a [`File`] in the world has at least one holder, or was sent into a socket and not yet seen to
+//! arrive. Its identity is its token until an open of the same token is seen: then it is another description.
 
-use crate::event::{BootNs, Dev, Hold, ProcessId, Token, Via};
+use crate::event::{BootNs, Dev, ProcessId, Token, Via};
 use std::collections::BTreeMap;
 
-/// How the opener of a description is known.
+/// Sendings kept per description.
+pub const SENT_KEPT: usize = 8;
+
+/// Where a process keeps a description.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum OpenerKnown {
-    /// Its open was seen, or its credentials are those of the description.
-    Exact,
-    /// It was deduced.
-    Inferred,
+pub enum Place {
+    /// In a descriptor table.
+    Table,
+    /// Unread in a unix socket of the process.
+    Socket,
+    /// Registered in an io_uring of the process.
+    Ring,
+}
+
+impl Place {
+    /// The place that a `via` implies.
+    #[must_use]
+    pub const fn of(via: Option<Via>) -> Place {
+        match via {
+            Some(Via::InFlight) => Place::Socket,
+            Some(Via::IoUring) => Place::Ring,
+            _ => Place::Table,
+        }
+    }
+}
+
+/// How an opener is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Known {
+    /// The open was seen.
+    Seen,
+    /// The description's credentials are this process's own: fork and exec always make new ones, and the file pins
+    /// them (`file->f_cred`), so nobody else can have opened it.
+    Credentials,
 }
 
 /// One descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slot {
-    /// Number.
+    /// The descriptor (of the socket or ring, for these places).
     pub fd: i32,
-    /// The thread whose own table has it; `None` for the process's table.
+    /// A thread with a table of its own.
     pub tid: Option<u32>,
-    /// Closed by exec; `None` when not known.
+    /// It is close-on-exec.
     pub cloexec: Option<bool>,
-    /// When it appeared here.
-    pub since: BootNs,
+    /// Last change.
+    pub changed: BootNs,
 }
 
-/// What one process has of one description.
+/// One process's holding of one description.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holder {
-    /// How it came to it; `None` when nobody saw.
+    /// How it got it, when that was seen.
     pub via: Option<Via>,
-    /// From whom.
+    /// From whom, when known.
     pub from: Option<ProcessId>,
-    /// Since when, when that was seen.
+    /// Since when, when known.
     pub since: Option<BootNs>,
-    /// Its descriptors, at least one.
+    /// Its descriptors; never empty.
     pub slots: Vec<Slot>,
 }
 
-/// One open file description.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OpenFile {
-    /// Device number.
-    pub dev: Dev,
-    /// Who opened it, when that was seen.
-    pub opener: Option<ProcessId>,
-    /// Credentials of the opener.
-    pub cred: Option<Token>,
-    /// Opened with O_CLOEXEC.
-    pub opened_cloexec: Option<bool>,
-    /// When it was opened, or first seen.
-    pub since: BootNs,
-    /// Who has it.
-    pub holders: BTreeMap<ProcessId, Holder>,
+/// A description was put into a socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sent {
+    /// When.
+    pub at: BootNs,
+    /// By whom.
+    pub by: ProcessId,
+    /// Through the socket with this inode number.
+    pub socket: Option<u64>,
 }
 
-impl OpenFile {
-    /// A description that is met for the first time.
+/// One open file description.
+#[derive(Clone, Debug)]
+pub struct File {
+    /// Which.
+    pub token: Token,
+    /// Its device number.
+    pub dev: Dev,
+    /// Its opener's credentials.
+    pub cred: Option<Token>,
+    /// It was opened with O_CLOEXEC.
+    pub opened_cloexec: Option<bool>,
+    /// Who opened it.
+    pub opener: Option<(ProcessId, Known)>,
+    /// When it was opened.
+    pub opened_at: Option<BootNs>,
+    /// First event that mentioned it.
+    pub first_seen: BootNs,
+    /// Who holds it, and where.
+    pub holders: BTreeMap<(ProcessId, Place), Holder>,
+    /// Sendings, oldest first.
+    pub sent: Vec<Sent>,
+    /// Sendings that were not seen to arrive.
+    pub in_transit: u32,
+}
+
+impl File {
+    /// Nothing keeps it open.
     #[must_use]
-    pub fn new(hold: &Hold, at: BootNs) -> OpenFile {
-        OpenFile {
-            dev: hold.dev,
-            opener: hold.opener.or((hold.via == Some(Via::Opened)).then_some(hold.id)),
-            cred: hold.cred,
-            opened_cloexec: hold.opened_cloexec,
-            since: hold.since.unwrap_or(at),
-            holders: BTreeMap::new(),
-        }
+    pub fn is_released(&self) -> bool {
+        self.holders.is_empty() && self.in_transit == 0
     }
 
-    /// Adds a descriptor.
-    pub fn add(&mut self, hold: &Hold, at: BootNs) {
-        if let Some(opener) = hold.opener {
-            self.opener.get_or_insert(opener);
-        }
-        self.cred = self.cred.or(hold.cred);
-        self.opened_cloexec = self.opened_cloexec.or(hold.opened_cloexec);
-        let holder = self.holders.entry(hold.id).or_insert_with(|| Holder {
-            via: hold.via,
-            from: hold.from,
-            since: hold.since.or(hold.via.map(|_| at)),
-            slots: Vec::new(),
-        });
-        holder.via = holder.via.or(hold.via);
-        holder.from = holder.from.or(hold.from);
-        let slot = Slot { fd: hold.fd, tid: hold.tid, cloexec: hold.cloexec, since: at };
-        match holder.slots.iter_mut().find(|s| s.fd == hold.fd && s.tid == hold.tid) {
-            Some(known) => known.cloexec = hold.cloexec.or(known.cloexec),
-            None => holder.slots.push(slot),
-        }
+    /// The place in which this process has it at `fd`.
+    #[must_use]
+    pub fn slot(&self, id: ProcessId, fd: i32) -> Option<(Place, &Slot)> {
+        self.holders
+            .range((id, Place::Table)..=(id, Place::Ring))
+            .find_map(|((_, place), holder)| holder.slots.iter().find(|s| s.fd == fd).map(|s| (*place, s)))
     }
 
-    /// A child now shares what `parent` has in its own table.
-    pub fn fork(&mut self, parent: ProcessId, child: ProcessId, at: BootNs) {
-        let Some(of_parent) = self.holders.get(&parent) else { return };
-        // What waits in a socket or is registered in a ring is reached through a descriptor that fork copies too.
-        let slots: Vec<Slot> = of_parent.slots.iter().map(|s| Slot { since: at, tid: None, ..*s }).collect();
-        let via = match of_parent.via {
-            Some(via @ (Via::InFlight | Via::IoUring)) => via,
-            _ => Via::Fork,
-        };
-        self.holders.insert(child, Holder { via: Some(via), from: Some(parent), since: Some(at), slots });
+    /// It can be held by this process in some place.
+    #[must_use]
+    pub fn is_held_by(&self, id: ProcessId) -> bool {
+        self.holders.range((id, Place::Table)..=(id, Place::Ring)).next().is_some()
     }
 
-    /// Removes a descriptor; true when the process then has none.
-    pub fn remove(&mut self, id: ProcessId, tid: Option<u32>, fd: i32) -> bool {
-        let Some(holder) = self.holders.get_mut(&id) else { return false };
-        holder.slots.retain(|s| !(s.fd == fd && s.tid == tid));
-        if holder.slots.is_empty() {
-            self.holders.remove(&id);
-            return true;
-        }
-        false
-    }
-
-    /// Exec closes what is close-on-exec; true when the process then has none.
-    pub fn exec(&mut self, id: ProcessId) -> bool {
-        let Some(holder) = self.holders.get_mut(&id) else { return false };
-        holder.slots.retain(|s| s.cloexec != Some(true));
-        if holder.slots.is_empty() {
-            self.holders.remove(&id);
-            return true;
-        }
-        false
+    /// It is in a descriptor table of this process.
+    #[must_use]
+    pub fn is_held_by_table(&self, id: ProcessId) -> bool {
+        self.holders.contains_key(&(id, Place::Table))
     }
 }

@@ -1,18 +1,18 @@
-//! One GPU: its memory now and a moment ago, and whom NVML charges.
+//! One GPU as NVML shows it: memory over time and process lists.
 //!
-//! Always true: the history is bounded and holds changes only, so "flat" is the absence of newer entries.
+//! Always true: bounded. Samples are kept as points of change, so that a flat line costs nothing.
 
-use crate::event::{BootNs, GpuProcess};
-use std::collections::VecDeque;
+use crate::event::{BootNs, GpuProcess, GpuUse};
+use std::collections::{BTreeMap, VecDeque};
 
-/// Samples kept per GPU.
-const HISTORY_MAX: usize = 512;
+/// Points of change kept.
+pub const SAMPLES_KEPT: usize = 64;
+/// A fall that is younger than this is still going on.
+pub const FALLING_NS: u64 = 3_000_000_000;
 
-/// One reading.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// Memory at one time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Memory {
-    /// When it changed to this.
-    pub at: BootNs,
     /// Total bytes.
     pub total: u64,
     /// Used by clients.
@@ -21,62 +21,97 @@ pub struct Memory {
     pub reserved: Option<u64>,
 }
 
-/// What is known of a GPU.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// One line of a process list, and since when it is there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Line {
+    /// Bytes that NVML charges.
+    pub bytes: Option<u64>,
+    /// Name, when NVML knew one.
+    pub name: Option<String>,
+    /// First list that had it.
+    pub first_seen: BootNs,
+}
+
+/// One GPU.
+#[derive(Clone, Debug, Default)]
 pub struct Gpu {
     /// UUID.
     pub uuid: String,
     /// Product.
     pub name: String,
-    /// Minor number of its node.
+    /// Minor number of /dev/nvidiaN.
     pub minor: Option<u32>,
     /// PCI address.
     pub pci: Option<String>,
-    /// Readings, oldest first.
-    pub memory: VecDeque<Memory>,
-    /// NVML's list.
-    pub processes: Vec<GpuProcess>,
-    /// Per PID of the list, since when it is in it.
-    pub listed_since: Vec<(u32, BootNs)>,
+    /// Latest memory.
+    pub memory: Option<Memory>,
+    /// When it was last sampled, changed or not.
+    pub sampled_at: BootNs,
+    /// Used bytes at points of change, oldest first.
+    pub samples: VecDeque<(BootNs, u64)>,
+    /// Process lists by PID and list.
+    pub lines: BTreeMap<(u32, GpuUse), Line>,
+    /// When the lists were last received; absent when never.
+    pub listed_at: Option<BootNs>,
 }
 
 impl Gpu {
-    /// The latest reading.
-    #[must_use]
-    pub fn now(&self) -> Option<Memory> {
-        self.memory.back().copied()
-    }
-
-    /// Adds a reading.
-    pub fn read(&mut self, memory: Memory) {
-        if self.memory.len() >= HISTORY_MAX {
-            self.memory.pop_front();
+    /// Takes a sample.
+    pub fn sample(&mut self, at: BootNs, memory: Memory) {
+        self.sampled_at = self.sampled_at.max(at);
+        self.memory = Some(memory);
+        if self.samples.back().is_none_or(|(_, used)| *used != memory.used) {
+            if self.samples.len() == SAMPLES_KEPT {
+                self.samples.pop_front();
+            }
+            self.samples.push_back((at, memory.used));
         }
-        self.memory.push_back(memory);
     }
 
-    /// Replaces the process list.
-    pub fn list(&mut self, at: BootNs, list: &[GpuProcess]) {
-        let since: Vec<(u32, BootNs)> = list
-            .iter()
-            .map(|p| (p.pid, self.listed_since.iter().find(|(pid, _)| *pid == p.pid).map_or(at, |(_, since)| *since)))
-            .collect();
-        self.listed_since = since;
-        self.processes = list.to_vec();
+    /// Takes whole lists; returns the PIDs that were charged before and no longer are.
+    pub fn list(&mut self, at: BootNs, list: &[GpuProcess]) -> Vec<(u32, BootNs)> {
+        let old = std::mem::take(&mut self.lines);
+        for line in list {
+            let first_seen = old.get(&(line.pid, line.usage)).map_or(at, |known| known.first_seen);
+            let entry = Line { bytes: line.bytes, name: line.name.clone(), first_seen };
+            self.lines.insert((line.pid, line.usage), entry);
+        }
+        self.listed_at = Some(at);
+        old.iter().filter(|((pid, _), _)| self.of_pid(*pid).next().is_none()).map(|((pid, _), l)| (*pid, l.first_seen)).collect()
     }
 
-    /// Bytes that NVML charges to this PID, all lists together (a process can be in several with the same figure).
+    /// The lines of one PID.
+    pub fn of_pid(&self, pid: u32) -> impl Iterator<Item = &Line> {
+        self.lines.range((pid, GpuUse::Compute)..=(pid, GpuUse::Mps)).map(|(_, line)| line)
+    }
+
+    /// Bytes charged to a PID; `None` when it is not listed, `Some(None)` when it is but NVML does not say how much.
     #[must_use]
-    pub fn charged(&self, pid: u32) -> Option<u64> {
-        self.processes.iter().filter(|p| p.pid == pid).filter_map(|p| p.bytes).max()
+    pub fn charged(&self, pid: u32) -> Option<Option<u64>> {
+        // A process may be in several lists with the same memory: the largest figure is the whole.
+        self.of_pid(pid).map(|line| line.bytes).reduce(Option::max)
     }
 
-    /// Used memory fell by more than noise since `since`.
+    /// Used memory fell, and the fall is younger than [`FALLING_NS`]: from how much, since when.
     #[must_use]
-    pub fn fell_since(&self, since: BootNs) -> Option<u64> {
-        let now = self.now()?.used;
-        let before = self.memory.iter().filter(|m| m.at >= since).map(|m| m.used).max()?;
-        let start = self.memory.iter().rev().find(|m| m.at <= since).map_or(before, |m| m.used.max(before));
-        (start > now).then(|| start - now)
+    pub fn falling(&self, now: BootNs) -> Option<(BootNs, u64)> {
+        let (last_at, last) = *self.samples.back()?;
+        if now.saturating_sub(last_at) > FALLING_NS {
+            return None;
+        }
+        let mut top = (last_at, last);
+        for &(at, used) in self.samples.iter().rev().skip(1) {
+            if used < top.1 {
+                break;
+            }
+            top = (at, used);
+        }
+        (top.1 > last).then_some(top)
+    }
+
+    /// Used memory has not changed between two samples for at least this long.
+    #[must_use]
+    pub fn flat_for(&self) -> u64 {
+        self.samples.back().map_or(0, |(at, _)| self.sampled_at.saturating_sub(*at))
     }
 }

@@ -1,197 +1,221 @@
-//! One process: who it is, what was done to it, how it ended.
+//! What is known of one process: who it is, how it stands, which signals it got, and how it ended.
 //!
-//! Always true: everything is bounded ([`SIGNALS_MAX`], [`THREADS_MAX`]); a step of the exit that was not seen is absent,
-//! never guessed here.
+//! Always true: a [`Process`] only ever learns; its [`Stage`] never goes back. Threads count: a process whose leader
+//! exited is alive while any thread is.
 
-use crate::event::{Action, BootNs, ProcessId, ProcessInfo, ProcessState, SignalResult, Token};
+use super::signal::{self, SignalRecord, Signals};
+use crate::event::{BootNs, ProcessId, ProcessInfo, ProcessState, Token};
 
-/// Signals kept per process; the newest fatal ones win.
-pub const SIGNALS_MAX: usize = 32;
-/// Thread exits kept per process.
-pub const THREADS_MAX: usize = 64;
+/// Thread exits kept one by one; more are only counted.
+pub const THREADS_KEPT: usize = 8;
 
-/// A signal that was sent to a process.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SignalSent {
-    /// When.
-    pub at: BootNs,
-    /// Number.
-    pub sig: i32,
-    /// Sender; `None` when the kernel sent it.
-    pub from: Option<ProcessId>,
-    /// Sender's comm.
-    pub comm: String,
-    /// `si_code`.
-    pub code: i32,
-    /// What became of it.
-    pub result: SignalResult,
-    /// Delivered when, and with which action.
-    pub delivered: Option<(BootNs, Action)>,
+/// How far a process has come. Ordered: later is further.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Stage {
+    /// It runs, sleeps, is stopped: its exit has not begun.
+    Alive,
+    /// Its exit has begun and it may still have its files.
+    Exiting,
+    /// Files released, waiting to be reaped.
+    Zombie,
+    /// Reaped, freed or no longer found.
+    Gone,
 }
 
-/// How a process ended, step by step.
+/// One thread's exit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ThreadExit {
+    /// When.
+    pub at: BootNs,
+    /// Thread id.
+    pub tid: u32,
+    /// Its wait status.
+    pub code: u32,
+}
+
+/// How a process ended, as far as was seen. Every time may be absent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ExitRecord {
-    /// First thread that exited.
+    /// The group's exit began: first thread to exit after the group was told to, or the last one.
     pub began: Option<BootNs>,
     /// The leader exited.
     pub leader: Option<BootNs>,
-    /// (thread, when) of each exit that was seen.
-    pub threads: Vec<(u32, BootNs)>,
-    /// The last thread exited.
-    pub last: Option<BootNs>,
-    /// Wait status of the process.
-    pub status: Option<u32>,
-    /// Files are released and the parent was told.
+    /// Thread exits: the first ones and the newest, [`THREADS_KEPT`] in all.
+    pub threads: Vec<ThreadExit>,
+    /// All thread exits.
+    pub thread_count: u32,
+    /// Threads left after the last exit that was seen.
+    pub live: Option<u32>,
+    /// The last thread reached `sched_process_exit`.
+    pub last_thread: Option<BootNs>,
+    /// Wait status of the group.
+    pub code: Option<u32>,
+    /// It became a zombie (seen).
     pub zombie: Option<BootNs>,
+    /// A scan found it as a zombie; when it became one was not seen.
+    pub found_zombie: Option<BootNs>,
     /// Who was told.
     pub told: Option<ProcessId>,
-    /// (when, by whom, comm) it was collected.
-    pub reaped: Option<(BootNs, ProcessId, String)>,
-    /// Its task_struct was freed, or a scan no longer found it.
+    /// Who reaped it, and when.
+    pub reaped: Option<(BootNs, ProcessId, Box<str>)>,
+    /// `task_struct` freed.
+    pub freed: Option<BootNs>,
+    /// A scan no longer found it, or its PID was used again.
     pub gone: Option<BootNs>,
-    /// Threads alive when the leader or last seen thread exited.
-    pub live: Option<u32>,
-    /// The OOM killer chose it.
-    pub oom: Option<BootNs>,
-    /// NVML no longer charged it with memory.
-    pub memory_back: Option<BootNs>,
 }
 
-/// Everything known of one process.
-#[derive(Clone, Debug, Default, PartialEq)]
+/// Everything that is known of one process.
+#[derive(Clone, Debug, Default)]
 pub struct Process {
-    /// Who it is.
+    /// Who it is. `info.parent` is the parent now.
     pub info: ProcessInfo,
-    /// How it stood at the last scan, and when that was.
-    pub state: Option<(BootNs, ProcessState)>,
-    /// CPU time at the scan before, for "is it spinning".
-    pub earlier_cpu: Option<(BootNs, u64)>,
-    /// When a scan first saw it exiting.
-    pub exiting_since: Option<BootNs>,
-    /// Parent at the time that it was forked or first seen.
-    pub launcher: Option<ProcessId>,
-    /// Forked by it and seen.
+    /// Who forked it, when that was seen.
+    pub born_of: Option<ProcessId>,
+    /// When it was forked.
     pub forked_at: Option<BootNs>,
-    /// Executed a program since it was forked, as seen.
-    pub execed: bool,
-    /// It opened an NVIDIA file itself, or had memory.
-    pub used_gpu: bool,
-    /// The open file descriptions that it holds.
-    pub held: Vec<Token>,
-    /// Number of living descriptions that it opened.
-    pub opened: usize,
-    /// Signals sent to it.
-    pub signals: Vec<SignalSent>,
-    /// Its end.
+    /// Its last exec that was seen.
+    pub execed_at: Option<BootNs>,
+    /// How it stood, and when that was looked at.
+    pub state: Option<(BootNs, Box<ProcessState>)>,
+    /// Signals.
+    pub signals: Signals,
+    /// How it ended.
     pub exit: ExitRecord,
-    /// When it was last seen alive.
-    pub seen: BootNs,
+    /// The open file descriptions that it holds (sorted).
+    pub files: Vec<Token>,
+    /// It has held an NVIDIA file at some time.
+    pub held: bool,
+    /// The last description that it opened was released.
+    pub released_at: Option<BootNs>,
+    /// The OOM killer chose it.
+    pub oom_at: Option<BootNs>,
+    /// NVML charged memory to it.
+    pub charged: bool,
+    /// NVML stopped charging memory to it.
+    pub uncharged_at: Option<BootNs>,
+    /// First event that mentioned it.
+    pub first_seen: BootNs,
 }
 
 impl Process {
-    /// Its id.
+    /// Who.
     #[must_use]
     pub fn id(&self) -> ProcessId {
         self.info.id
     }
 
-    /// A zombie: every thread has exited, and nobody has collected it.
+    /// comm, "?" when unknown.
     #[must_use]
-    pub fn is_zombie(&self) -> bool {
-        if self.is_gone() {
-            return false;
-        }
-        self.exit.zombie.is_some()
-            || self.state.as_ref().is_some_and(|(_, s)| s.leader_exited && s.live_threads == 0 && !s.exiting)
+    pub fn comm(&self) -> &str {
+        self.info.comm.as_deref().unwrap_or("?")
     }
 
-    /// It is no longer in the process table.
+    /// How far it has come.
     #[must_use]
-    pub fn is_gone(&self) -> bool {
-        self.exit.gone.is_some() || self.exit.reaped.is_some()
+    pub fn stage(&self) -> Stage {
+        let exit = &self.exit;
+        if exit.reaped.is_some() || exit.freed.is_some() || exit.gone.is_some() {
+            Stage::Gone
+        } else if exit.zombie.is_some() || exit.found_zombie.is_some() {
+            Stage::Zombie
+        } else if exit.began.is_some() || exit.last_thread.is_some() || self.state().is_some_and(|s| s.exiting) {
+            Stage::Exiting
+        } else {
+            Stage::Alive
+        }
     }
 
-    /// Its threads can no longer run user code.
+    /// It can still hold files.
     #[must_use]
-    pub fn is_dead(&self) -> bool {
-        self.is_gone() || self.is_zombie()
+    pub fn is_alive(&self) -> bool {
+        self.stage() <= Stage::Exiting
     }
 
-    /// Its exit has begun and is not complete.
+    /// How it stood when last looked at.
     #[must_use]
-    pub fn is_exiting(&self) -> bool {
-        !self.is_dead()
-            && (self.exit.last.is_some() || self.state.as_ref().is_some_and(|(_, s)| s.exiting && (s.live_threads == 0 || !s.leader_exited)))
+    pub fn state(&self) -> Option<&ProcessState> {
+        self.state.as_ref().map(|(_, state)| &**state)
     }
 
-    /// The main thread has exited and others live.
+    /// The first time at which it was certainly past its end.
     #[must_use]
-    pub fn leader_exited(&self) -> bool {
-        if self.is_dead() || self.exit.last.is_some() {
-            return false;
-        }
-        let by_scan = self.state.as_ref().is_some_and(|(_, s)| s.leader_exited && s.live_threads > 0);
-        by_scan || (self.exit.leader.is_some() && self.exit.live.is_some_and(|n| n > 0))
+    pub fn ended_at(&self) -> Option<BootNs> {
+        let exit = &self.exit;
+        exit.last_thread.or(exit.zombie).or(exit.began).or(exit.reaped.as_ref().map(|r| r.0)).or(exit.freed)
     }
 
-    /// Merges what an event adds.
-    pub fn learn(&mut self, info: &ProcessInfo) {
-        fn fill<T: Clone>(mine: &mut Option<T>, theirs: &Option<T>) {
-            if theirs.is_some() {
-                mine.clone_from(theirs);
-            }
-        }
-        let mine = &mut self.info;
-        mine.id = info.id;
-        fill(&mut mine.parent, &info.parent);
-        fill(&mut mine.comm, &info.comm);
-        fill(&mut mine.cmdline, &info.cmdline);
-        fill(&mut mine.uid, &info.uid);
-        fill(&mut mine.ns_pid, &info.ns_pid);
-        fill(&mut mine.pgrp, &info.pgrp);
-        fill(&mut mine.session, &info.session);
-        fill(&mut mine.cgroup, &info.cgroup);
-        fill(&mut mine.container, &info.container);
-        fill(&mut mine.never_execed, &info.never_execed);
-        fill(&mut mine.cred, &info.cred);
-        fill(&mut mine.gpu_user, &info.gpu_user);
+    /// The signal that ended it, by its wait status.
+    #[must_use]
+    pub fn killed_by(&self) -> Option<i32> {
+        let sig = self.exit.code? & 0x7f;
+        (sig != 0).then(|| sig.cast_signed())
     }
 
-    /// Keeps a signal; when there are too many, the oldest that was not fatal by default goes first.
-    pub fn signalled(&mut self, signal: SignalSent) {
-        if self.signals.len() >= SIGNALS_MAX {
-            let victim = self.signals.iter().position(|s| !kills_by_default(s.sig)).unwrap_or(0);
-            self.signals.remove(victim);
-        }
-        self.signals.push(signal);
+    /// The record of the signal that ended it.
+    #[must_use]
+    pub fn fatal_signal(&self) -> Option<&SignalRecord> {
+        let sig = self.killed_by()?;
+        // Later signals of the same number found it already dying.
+        let of_it = || self.signals.iter().filter(|r| r.sig == sig);
+        of_it().find(|r| r.delivered.is_some()).or_else(|| of_it().next())
     }
 
-    /// The newest undelivered signal of that number was delivered.
-    pub fn delivered(&mut self, at: BootNs, sig: i32, action: Action) {
-        if let Some(signal) = self.signals.iter_mut().rev().find(|s| s.sig == sig && s.delivered.is_none()) {
-            signal.delivered = Some((at, action));
+    /// The signal that stopped it, when it is still stopped by it.
+    #[must_use]
+    pub fn stop_signal(&self) -> Option<&SignalRecord> {
+        let last = self.signals.iter().rev().find(|r| signal::is_stop(r.sig) || r.sig == signal::SIGCONT)?;
+        (last.sig != signal::SIGCONT && last.delivered.is_none_or(|(_, a)| a == crate::event::Action::Default))
+            .then_some(last)
+    }
+
+    /// Adds what a later event says to what is known.
+    pub fn learn(&mut self, news: &ProcessInfo) {
+        macro_rules! take {
+            ($($field:ident),*) => { $(
+                if news.$field.is_some() && news.$field != self.info.$field { self.info.$field.clone_from(&news.$field); }
+            )* };
         }
+        take!(parent, comm, cmdline, uid, ns_pid, pgrp, session, cgroup, container, never_execed, cred, gpu_user);
+    }
+
+    /// A thread exits.
+    pub fn thread_exits(&mut self, at: BootNs, thread: ThreadExit, live: u32, last: bool, group: Option<u32>) {
+        let leader = thread.tid == self.id().tgid();
+        let exit = &mut self.exit;
+        if leader {
+            exit.leader = Some(at);
+        }
+        exit.thread_count = exit.thread_count.saturating_add(1);
+        // The first ones and the newest: the last thread's exit is always there.
+        exit.threads.truncate(THREADS_KEPT - 1);
+        exit.threads.push(thread);
+        exit.live = Some(exit.live.map_or(live, |known| known.min(live)));
+        if last {
+            exit.last_thread = Some(at);
+        }
+        if group.is_some() || last {
+            exit.began = Some(exit.began.map_or(at, |known| known.min(at)));
+            // Of a group that was never told to exit, the wait status is its leader's.
+            let own = exit.threads.iter().find(|t| t.tid == self.info.id.tgid()).map(|t| t.code);
+            exit.code = group.or(exit.code).or(own).or(Some(thread.code));
+        }
+    }
+
+    /// Keeps only what a timeline needs.
+    pub fn shrink(&mut self) {
+        self.files = Vec::new();
+        self.state = None;
+        self.signals.shrink();
+        self.info.cgroup = None;
+        self.exit.threads.shrink_to_fit();
     }
 }
 
-/// The default action of this signal ends the process (signal(7)).
-#[must_use]
-pub fn kills_by_default(sig: i32) -> bool {
-    // SIGCHLD 17, SIGCONT 18, SIGSTOP 19, SIGTSTP 20, SIGTTIN 21, SIGTTOU 22, SIGURG 23, SIGWINCH 28.
-    (1..=64).contains(&sig) && !matches!(sig, 17..=23 | 28)
-}
-
-/// "SIGKILL", or "signal 42".
-#[must_use]
-pub fn signal_name(sig: i32) -> String {
-    const NAMES: [&str; 31] = [
-        "HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "BUS", "FPE", "KILL", "USR1", "SEGV", "USR2", "PIPE", "ALRM", "TERM",
-        "STKFLT", "CHLD", "CONT", "STOP", "TSTP", "TTIN", "TTOU", "URG", "XCPU", "XFSZ", "VTALRM", "PROF", "WINCH", "IO",
-        "PWR", "SYS",
-    ];
-    usize::try_from(sig)
-        .ok()
-        .and_then(|n| NAMES.get(n.wrapping_sub(1)))
-        .map_or_else(|| format!("signal {sig}"), |name| format!("SIG{name}"))
+impl ExitRecord {
+    /// The last thing that was seen of its end.
+    #[must_use]
+    pub fn last_known(&self) -> Option<BootNs> {
+        let reaped = self.reaped.as_ref().map(|reaped| reaped.0);
+        self.gone.max(self.freed).max(reaped).max(self.zombie).max(self.last_thread)
+    }
 }

@@ -1,0 +1,203 @@
+//! Who owns what: from the world's descriptions and NVML's figures to cases.
+//!
+//! Always true: every description with a holder is in exactly one group; no byte is given to two cases; a figure is
+//! taken from NVML where NVML has one, and is what remains of the GPU where exactly one case can have it.
+
+use super::case::{BytesFrom, Case, HolderView, Kind, Owner, OwnerFrom};
+use super::{owners, via};
+use crate::event::ProcessId;
+use crate::world::World;
+use crate::world::file::File;
+use crate::world::process::Process;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Less than this is rounding, page tables, and the like.
+pub const NOISE_BYTES: u64 = 16 << 20;
+/// Where NVML does not tell the driver's reserve from used memory, up to this much may be it (an H200 has 615 MiB).
+const RESERVE_MAX: u64 = 1 << 30;
+
+/// All cases of the world, in no particular order of importance.
+#[must_use]
+pub fn cases(world: &World) -> Vec<Case<'_>> {
+    let groups = owners::groups(world);
+    let mut cases = Vec::new();
+    let mut used_lines: BTreeSet<(u32, u32)> = BTreeSet::new();
+    for group in groups {
+        let case = Case {
+            world,
+            kind: Kind::Files,
+            gpu: None,
+            bytes: None,
+            bytes_from: BytesFrom::Nobody,
+            owner: group.owner,
+            holders: holders(world, group.owner, &group.files),
+            files: group.files,
+            candidates: group.candidates,
+        };
+        cases.extend(per_gpu(case, &mut used_lines));
+    }
+    cases.extend(listed(world, &used_lines));
+    remainders(world, &mut cases);
+    leftovers(world, &mut cases);
+    cases
+}
+
+/// The case once per GPU on which NVML charges its owner, or once.
+fn per_gpu<'a>(case: Case<'a>, used: &mut BTreeSet<(u32, u32)>) -> Vec<Case<'a>> {
+    let Some(owner) = case.owner else { return vec![case] };
+    let pid = owner.id.tgid();
+    let mut split = Vec::new();
+    for (index, gpu) in case.world.gpus() {
+        let Some(bytes) = gpu.charged(pid) else { continue };
+        // Of two owners with one number, the lines are those of the one that was there when they appeared.
+        let first_seen = gpu.of_pid(pid).map(|line| line.first_seen).min().unwrap_or_default();
+        if owner.id.start() > first_seen || !used.insert((*index, pid)) {
+            continue;
+        }
+        let bytes_from = if bytes.is_some() { BytesFrom::Nvml } else { BytesFrom::Nobody };
+        split.push(Case { gpu: Some(*index), bytes, bytes_from, ..case.clone() });
+    }
+    if split.is_empty() { vec![case] } else { split }
+}
+
+/// Lines of NVML whose PID owns no description that we know of.
+fn listed<'a>(world: &'a World, used: &BTreeSet<(u32, u32)>) -> Vec<Case<'a>> {
+    let mut cases = Vec::new();
+    for (index, gpu) in world.gpus() {
+        let pids: BTreeSet<u32> = gpu.lines.keys().map(|(pid, _)| *pid).collect();
+        for pid in pids.into_iter().filter(|pid| !used.contains(&(*index, *pid))) {
+            let first_seen = gpu.of_pid(pid).map(|line| line.first_seen).min().unwrap_or_default();
+            let process = world.living(pid).filter(|p| p.id().start() <= first_seen);
+            let process = process.or_else(|| world.dead(pid, first_seen));
+            let id = process.map_or(ProcessId(pid, 0), Process::id);
+            let bytes = gpu.charged(pid).flatten();
+            cases.push(Case {
+                world,
+                kind: Kind::Listed,
+                gpu: Some(*index),
+                bytes,
+                bytes_from: if bytes.is_some() { BytesFrom::Nvml } else { BytesFrom::Nobody },
+                owner: Some(Owner { id, process, from: OwnerFrom::NvmlOnly }),
+                files: Vec::new(),
+                holders: Vec::new(),
+                candidates: Vec::new(),
+            });
+        }
+    }
+    cases
+}
+
+/// Used bytes of a GPU that no case accounts for.
+fn unexplained(world: &World, cases: &[Case<'_>], gpu: u32) -> Option<u64> {
+    let memory = world.gpus().get(&gpu)?.memory?;
+    let explained: u64 = cases.iter().filter(|c| c.gpu == Some(gpu) && c.kind != Kind::Reserve).filter_map(|c| c.bytes).sum();
+    Some(memory.used.saturating_sub(explained))
+}
+
+/// The case's files can hold memory of this GPU.
+fn touches(case: &Case<'_>, index: u32) -> bool {
+    const NVIDIA_MAJOR: u32 = 195;
+    const CTL_MINOR: u32 = 254;
+    if let Some(gpu) = case.gpu {
+        return gpu == index;
+    }
+    let minor = case.world.gpus().get(&index).and_then(|gpu| gpu.minor);
+    let mut nodes = case.files.iter().map(|f| f.dev).filter(|d| d.major() == NVIDIA_MAJOR && d.minor() < CTL_MINOR).peekable();
+    // nvidiactl and nvidia-uvm serve every GPU.
+    nodes.peek().is_none() || minor.is_none() || nodes.any(|dev| Some(dev.minor()) == minor)
+}
+
+/// Gives what remains of a GPU to the one case that can have it. The dead come first: NVML names the living.
+fn remainders(world: &World, cases: &mut Vec<Case<'_>>) {
+    for &index in world.gpus().keys() {
+        let Some(left) = unexplained(world, cases, index).filter(|left| *left > NOISE_BYTES) else { continue };
+        let fits = |c: &Case<'_>| c.kind == Kind::Files && c.bytes_from != BytesFrom::Nvml && touches(c, index);
+        let dead: Vec<usize> =
+            (0..cases.len()).filter(|i| fits(&cases[*i]) && cases[*i].living_owner().is_none()).collect();
+        let living = || (0..cases.len()).filter(|i| fits(&cases[*i])).collect();
+        let fitting: Vec<usize> = if dead.is_empty() { living() } else { dead };
+        let [only] = fitting[..] else { continue };
+        let share = Case {
+            gpu: Some(index),
+            bytes: Some(left),
+            bytes_from: BytesFrom::Remainder,
+            ..cases[only].clone()
+        };
+        // The same files may hold what remains of several GPUs.
+        if cases[only].bytes.is_none() { cases[only] = share } else { cases.push(share) }
+    }
+    let settled = |c: &Case<'_>, index: u32| {
+        let listed = world.gpus().get(&index).is_some_and(|gpu| gpu.listed_at.is_some());
+        !touches(c, index) || (listed && unexplained(world, cases, index).is_some_and(|left| left <= NOISE_BYTES))
+    };
+    let empty: Vec<bool> = cases
+        .iter()
+        .map(|c| {
+            c.kind == Kind::Files && c.bytes.is_none() && !world.gpus().is_empty() && world.gpus().keys().all(|i| settled(c, *i))
+        })
+        .collect();
+    for (case, empty) in cases.iter_mut().zip(empty) {
+        if empty && case.gpu.is_none() {
+            case.bytes = Some(0);
+            case.bytes_from = BytesFrom::Remainder;
+        }
+    }
+}
+
+/// What is left of each GPU when no case can have it, and the driver's reserve when there is nothing else.
+fn leftovers<'a>(world: &'a World, cases: &mut Vec<Case<'a>>) {
+    for (&index, gpu) in world.gpus() {
+        let Some(memory) = gpu.memory else { continue };
+        let left = unexplained(world, cases, index).unwrap_or_default();
+        let shared = cases.iter().any(|c| c.bytes.is_none() && touches(c, index));
+        let (kind, bytes) = match memory.reserved {
+            _ if left > NOISE_BYTES && shared => continue,
+            None if left > NOISE_BYTES && left <= RESERVE_MAX => (Kind::Reserve, left),
+            _ if left > NOISE_BYTES => (Kind::Leftover, left),
+            Some(reserved) if reserved > 0 && memory.used <= NOISE_BYTES => (Kind::Reserve, reserved),
+            _ => continue,
+        };
+        cases.push(Case {
+            world,
+            kind,
+            gpu: Some(index),
+            bytes: Some(bytes),
+            bytes_from: if memory.reserved.is_some() && kind == Kind::Reserve { BytesFrom::Nvml } else { BytesFrom::Remainder },
+            owner: None,
+            files: Vec::new(),
+            holders: Vec::new(),
+            candidates: Vec::new(),
+        });
+    }
+}
+
+/// Who keeps these descriptions open: one view per process and way.
+fn holders<'a>(world: &'a World, owner: Option<Owner<'a>>, files: &[&'a File]) -> Vec<HolderView<'a>> {
+    let mut views: BTreeMap<(ProcessId, crate::event::Via), HolderView<'a>> = BTreeMap::new();
+    for file in files {
+        for ((id, place), holder) in &file.holders {
+            let Some(process) = world.process(*id) else { continue };
+            let way = via::of(world, owner, file, process, *place, holder);
+            let view = views.entry((*id, way.via)).or_insert_with(|| HolderView {
+                process,
+                via: way.via,
+                deduced: None,
+                from: way.from,
+                since: way.since,
+                descriptors: Vec::new(),
+            });
+            view.deduced = view.deduced.or(way.deduced);
+            view.from = view.from.or(way.from);
+            view.since = match (view.since, way.since) {
+                (Some(a), Some(b)) => Some(a.min(b)),
+                (a, b) => a.or(b),
+            };
+            view.descriptors.extend(holder.slots.iter().map(|slot| (slot.fd, file.dev, slot.tid)));
+        }
+    }
+    let mut views: Vec<_> = views.into_values().collect();
+    for view in &mut views {
+        view.descriptors.sort_unstable();
+    }
+    views
+}

@@ -1,0 +1,36 @@
+//! `driver_reserve`: the driver and the GPU's firmware keep this memory for themselves. Not a leak.
+//!
+//! A data-centre GPU without any process shows some hundred MiB of "used" memory (615 MiB on an H200): firmware (GSP),
+//! page tables, ECC. NVML's newer interface calls it reserved; the older one counts it as used.
+//!
+//! * **Must be seen:** nobody uses the GPU, and NVML tells the reserve apart; or NVML does not, and no more than 1 GiB
+//!   is in use without any holder.
+//! * **Would refute it:** a holder, or more used memory than the reserve.
+//! * **Confidence:** exact when NVML says "reserved"; else inferred.
+//! * **Remedy:** none is needed.
+
+use super::Verdict;
+use super::case::{BytesFrom, Case, Kind};
+use super::evidence::note;
+use super::words;
+use crate::explanation::Confidence;
+
+/// Whether this is the cause.
+#[must_use]
+pub fn judge(case: &Case<'_>) -> Option<Verdict> {
+    if case.kind != Kind::Reserve {
+        return None;
+    }
+    let bytes = words::size(case.bytes.unwrap_or_default());
+    let gpu = case.gpu.unwrap_or_default();
+    let (confidence, why) = match case.bytes_from {
+        BytesFrom::Nvml => (Confidence::Exact, format!("NVML reports {bytes} as reserved, and nobody uses GPU {gpu}")),
+        _ => (Confidence::Inferred, "This NVML does not tell the reserve from used memory; nobody has GPU files open".to_owned()),
+    };
+    Some(Verdict {
+        confidence,
+        summary: format!("{bytes} on GPU {gpu} are the driver's and firmware's own reserve: not a leak."),
+        notes: vec![note(None, why)],
+        remedies: Vec::new(),
+    })
+}

@@ -1,0 +1,56 @@
+//! `no_holder`: memory is in use, and nothing on this host holds it.
+//!
+//! When no process, message, ring or thread has a GPU file that could own the memory, and it does not fall, then the
+//! driver lost it, or a client inside the kernel (peer memory, GDRCopy, display) has it.
+//!
+//! * **Must be seen:** more than 16 MiB of used memory that no owner accounts for, a complete scan of every process,
+//!   thread, unix socket and io_uring from the initial PID namespace, and nothing found.
+//! * **Would refute it:** a holder; memory that falls; a scan that could not read everything (then `unknown`).
+//! * **Confidence:** inferred: that nothing holds it was seen, that the driver lost it is what remains.
+//! * **Remedy:** nothing to kill. Look at the kernel log; unload kernel clients; in the end reset the GPU.
+
+use super::case::{Case, Kind};
+use super::evidence::{ended, note};
+use super::{Verdict, remedy, unknown};
+use crate::explanation::Confidence;
+
+/// Whether this is the cause.
+#[must_use]
+pub fn judge(case: &Case<'_>) -> Option<Verdict> {
+    let nobody = matches!(case.kind, Kind::Listed | Kind::Leftover) && case.living_owner().is_none();
+    let gone = case.owner.is_none() || case.owner_is_dead();
+    if !nobody || !gone || !unknown::missing(case).is_empty() {
+        return None;
+    }
+    let scan = case.world.host().scan?;
+    let belonged = match case.owner {
+        Some(_) => format!("belonged to {}{}, and", case.owner_name(), ended(case)),
+        None => "are in use, but".to_owned(),
+    };
+    let ruled_out = format!(
+        "Ruled out: a descriptor in any of {} processes and their threads, one unread in a unix socket, one in an io_uring",
+        scan.processes
+    );
+    let gpu = case.gpu.unwrap_or_default();
+    let pci = case.gpu().and_then(|gpu| gpu.pci.clone());
+    let target = pci.filter(|pci| pci.chars().all(|c| c.is_ascii_hexdigit() || matches!(c, ':' | '.')));
+    Some(Verdict {
+        confidence: Confidence::Inferred,
+        summary: format!("{} {belonged} nothing on this host holds it: the driver lost it or a client inside the kernel has it.", case.what()),
+        notes: vec![note(Some(scan.at), ruled_out)],
+        remedies: vec![
+            remedy::command(
+                "dmesg --time-format iso | grep -iE 'xid|nvrm|nvidia'".to_owned(),
+                "shows what the driver says of this GPU",
+                None,
+                "none",
+            ),
+            remedy::command(
+                format!("nvidia-smi --gpu-reset -i {}", target.unwrap_or_else(|| gpu.to_string())),
+                "resets the GPU",
+                case.bytes,
+                "every process on this GPU, and on GPUs linked to it, loses its work",
+            ),
+        ],
+    })
+}

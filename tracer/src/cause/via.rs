@@ -1,0 +1,74 @@
+//! How a process came to hold a description, when nobody watched.
+//!
+//! Always true: what was seen is taken as it is; what is deduced says from what.
+
+use super::case::Owner;
+use crate::event::{BootNs, ProcessId, Via};
+use crate::world::World;
+use crate::world::file::{File, Holder, Place};
+use crate::world::process::Process;
+
+/// The answer.
+pub(super) struct Way {
+    pub(super) via: Via,
+    pub(super) from: Option<ProcessId>,
+    pub(super) since: Option<BootNs>,
+    /// Why it is only deduced.
+    pub(super) deduced: Option<&'static str>,
+}
+
+/// How `process` came to hold `file`.
+pub(super) fn of(
+    world: &World,
+    owner: Option<Owner<'_>>,
+    file: &File,
+    process: &Process,
+    place: Place,
+    holder: &Holder,
+) -> Way {
+    let seen = |via| Way { via, from: holder.from, since: holder.since, deduced: None };
+    let sender = file.sent.last().map(|sent| sent.by);
+    match place {
+        Place::Socket => return Way { from: holder.from.or(sender), ..seen(Via::InFlight) },
+        Place::Ring => return seen(Via::IoUring),
+        Place::Table => {}
+    }
+    if owner.is_some_and(|owner| owner.id == process.id()) {
+        let lives_on = process.exit.leader.is_some() || process.state().is_some_and(|s| s.leader_exited);
+        let via = if lives_on && process.is_alive() { Via::Thread } else { Via::Opened };
+        return seen(via);
+    }
+    if let Some(via) = holder.via.filter(|via| *via != Via::Opened) {
+        return seen(via);
+    }
+    let sent_to_someone = sender.is_some() && world.host().watching_since().is_some();
+    let (via, why) = deduce(owner, file, process, holder, sent_to_someone);
+    Way { via, from: None, since: None, deduced: Some(why) }
+}
+
+fn deduce(owner: Option<Owner<'_>>, file: &File, process: &Process, holder: &Holder, sent: bool) -> (Via, &'static str) {
+    let start = process.id().start();
+    let older = owner.is_some_and(|o| o.id.start() != 0 && start != 0 && start < o.id.start());
+    let differs = holder.slots.iter().all(|slot| match (slot.cloexec, file.opened_cloexec) {
+        (Some(now), Some(opened)) => now != opened,
+        _ => false,
+    });
+    let closes_at_exec = holder.slots.iter().all(|slot| slot.cloexec == Some(true));
+    if older {
+        return (Via::ScmRights, "it is older than the owner, so it was not forked from it");
+    }
+    if sent {
+        return (Via::ScmRights, "the description was sent through a unix socket, and nobody saw it forked");
+    }
+    match process.info.never_execed {
+        Some(true) if !differs => (Via::Fork, "it never executed a program of its own since it was forked"),
+        Some(false) if closes_at_exec => {
+            (Via::ScmRights, "it executed a program, and its descriptor is one that exec closes: it came later")
+        }
+        _ if differs => {
+            (Via::ScmRights, "its close-on-exec flag is not the one of the open: it was passed, not forked")
+        }
+        Some(false) => (Via::Fork, "the descriptor survives exec, and its close-on-exec flag is the one of the open"),
+        _ => (Via::Fork, "nothing shows that it was passed"),
+    }
+}

@@ -1,0 +1,97 @@
+//! What could not be seen, and which conclusions that voids.
+//!
+//! Always true: a conclusion that rests on evidence which is named here is never called exact by a cause: what nobody
+//! saw is not in the world, so the cause had to deduce it.
+
+use super::LimitPart;
+use crate::world::World;
+use std::collections::BTreeSet;
+
+/// `missing` of the limit that no scan was made.
+pub(super) const NO_SCAN: &str = "a scan of open files";
+
+pub(super) fn limits(world: &World) -> Vec<LimitPart> {
+    let mut limits: BTreeSet<LimitPart> = world.host().limits.clone();
+    let mut add = |missing: &str, voids: &str| {
+        limits.insert(LimitPart { missing: missing.to_owned(), voids: voids.to_owned() });
+    };
+    let host = world.host();
+    match host.scan {
+        None => add(NO_SCAN, "who holds GPU files now; that nobody holds them"),
+        Some(scan) if !scan.complete => {
+            add("files of some processes, which could not be read", "that nobody else holds the files");
+        }
+        Some(_) => {}
+    }
+    if world.gpus().is_empty() {
+        add("NVML", "how many bytes are held, on which GPU, and that memory came back");
+    }
+    match (&host.header, host.watching_since()) {
+        (Some(_), None) => add(
+            "everything before this moment: nothing was watching",
+            "who sent which signal, when the owner died, who forked or passed what",
+        ),
+        (Some(_), Some(since)) => {
+            let early = world.processes().any(|p| p.held && p.id().start() < since);
+            if early {
+                let voids = "for processes that started before: who opened, forked or passed what";
+                add("what happened before the recording began", voids);
+            }
+        }
+        (None, _) => {}
+    }
+    if let Some(header) = &host.header {
+        if !header.initial_pid_namespace {
+            add("processes outside this PID namespace", "that nobody holds the memory; which process a PID of NVML is");
+        }
+        for hook in header.hooks.iter().filter(|hook| !hook.attached && header.watching_since.is_some()) {
+            let why = hook.why_not.as_deref().map(|why| format!(" ({why})")).unwrap_or_default();
+            add(&format!("hook {}{why}", hook.name), hook_voids(&hook.name));
+        }
+    }
+    for (cause, (count, _)) in &host.lost {
+        add(&format!("{count} events lost ({cause})"), lost_voids(cause));
+    }
+    limits.into_iter().collect()
+}
+
+/// Everything since the start of the watch was seen.
+pub(super) fn is_complete(world: &World) -> bool {
+    let host = world.host();
+    let hooked = host.header.as_ref().is_some_and(|header| header.hooks.iter().all(|hook| hook.attached));
+    hooked && host.lost.is_empty() && host.watching_since().is_some() && host.scan.is_some_and(|scan| scan.complete)
+}
+
+fn hook_voids(name: &str) -> &'static str {
+    const VOIDS: &[(&str, &str)] = &[
+        ("signal", "who sent which signal, and what became of it"),
+        ("sched_process_fork", "who forked whom, so who inherited what"),
+        ("sched_process_exec", "which descriptors exec closed"),
+        ("sched_process_exit", "when and how processes ended"),
+        ("sched_process_free", "when processes were reaped"),
+        ("wait", "who reaped whom"),
+        ("recv", "who received descriptors"),
+        ("send", "who sent descriptors"),
+        ("pidfd_getfd", "who took descriptors"),
+        ("open", "who opened GPU files, and when"),
+        ("creat", "who opened GPU files, and when"),
+        ("dup", "copies of descriptors within a process"),
+        ("close", "when descriptors were closed"),
+        ("mark_victim", "that the OOM killer chose a process"),
+        ("xid", "GPU errors near the time"),
+        ("iter/task_file", "who holds GPU files now"),
+        ("iter/task", "processes' states"),
+    ];
+    VOIDS.iter().find(|(part, _)| name.contains(part)).map_or("what this hook alone shows", |(_, voids)| voids)
+}
+
+fn lost_voids(cause: &str) -> &'static str {
+    match cause {
+        "ring_full" | "queue_full" => "how descriptors moved and who sent signals around that time, unless seen otherwise",
+        "tracked_full" => "what the processes that were not followed did",
+        "truncated" => "descriptors beyond the first of very long messages and queues",
+        "compat" => "descriptors that 32-bit programs sent or received",
+        "read_failed" => "details of single events",
+        _ => "details of single events",
+    }
+}

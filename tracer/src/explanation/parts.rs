@@ -1,0 +1,168 @@
+//! From cases and the world to the parts of an explanation.
+//!
+//! Always true: times are RFC 3339 in UTC, or null; order is fixed.
+
+use super::{
+    CauseId, Descriptor, Evidence, ExitPart, GpuPart, HolderPart, Holding, OwnerPart, ParentPart, PidsPart, ZombiePart,
+};
+use crate::cause::case::{Case, HolderView, Owner};
+use crate::cause::evidence::{container, sender};
+use crate::cause::{Verdict, words};
+use crate::event::{BootNs, Dev};
+use crate::world::World;
+use crate::world::process::{Process, Stage};
+
+/// A time that is always written: the epoch when the wall clock is unknown.
+pub(super) fn time(world: &World, at: BootNs) -> String {
+    world.host().wall(at).unwrap_or_else(|| "1970-01-01T00:00:00.000Z".to_owned())
+}
+
+pub(super) fn holding(case: &Case<'_>, cause: CauseId, verdict: Verdict) -> Holding {
+    let world = case.world;
+    let evidence = verdict.notes.into_iter().map(|note| Evidence { at: note.at.and_then(|at| world.host().wall(at)), what: note.what });
+    Holding {
+        gpu: case.gpu,
+        bytes: case.bytes,
+        cause,
+        confidence: verdict.confidence,
+        owner: case.owner.map(|owner| owner_part(case, owner)),
+        holders: case.holders.iter().map(|holder| holder_part(world, holder)).collect(),
+        summary: verdict.summary,
+        evidence: evidence.collect(),
+        remedy: verdict.remedies,
+    }
+}
+
+fn owner_part(case: &Case<'_>, owner: Owner<'_>) -> OwnerPart {
+    let world = case.world;
+    let pid = owner.id.tgid();
+    let Some(process) = owner.process else {
+        let lines = world.gpus().values().flat_map(|gpu| gpu.of_pid(pid));
+        let name = lines.filter_map(|line| line.name.as_deref()).find(|name| !name.starts_with('['));
+        let state = if case.owner_is_dead() { "gone" } else { "unknown" };
+        return OwnerPart { pid, comm: name.map(str::to_owned), state: state.to_owned(), ..OwnerPart::default() };
+    };
+    OwnerPart {
+        pid,
+        start_time: start_time(world, process),
+        comm: process.info.comm.clone(),
+        cmdline: process.info.cmdline.clone(),
+        uid: process.info.uid,
+        state: state(process).to_owned(),
+        exit: (process.stage() >= Stage::Zombie || process.exit.last_thread.is_some()).then(|| exit_part(world, process)),
+        container: container(process),
+    }
+}
+
+fn exit_part(world: &World, process: &Process) -> ExitPart {
+    let exit = &process.exit;
+    let signal = process.killed_by();
+    let by = match process.fatal_signal() {
+        _ if process.oom_at.is_some() => Some("OOM killer".to_owned()),
+        Some(record) if record.from == Some(process.id()) => Some("itself".to_owned()),
+        Some(record) if record.sent.is_some() => Some(sender(record)),
+        _ => None,
+    };
+    ExitPart {
+        at: process.ended_at().and_then(|at| world.host().wall(at)),
+        code: exit.code.filter(|_| signal.is_none()).map(|code| (code >> 8 & 0xff).cast_signed()),
+        signal,
+        by,
+        core_dumped: exit.code.is_some_and(|code| code & 0x80 != 0 && signal.is_some()),
+        reaped_by: exit.reaped.as_ref().map(|(_, by, comm)| words::named(Some(comm), *by)),
+    }
+}
+
+fn holder_part(world: &World, holder: &HolderView<'_>) -> HolderPart {
+    let mut descriptors: Vec<Descriptor> =
+        holder.descriptors.iter().map(|(fd, dev, _)| Descriptor { fd: *fd, device: device(world, *dev) }).collect();
+    descriptors.dedup();
+    HolderPart {
+        pid: holder.process.id().tgid(),
+        start_time: start_time(world, holder.process),
+        comm: holder.process.info.comm.clone(),
+        state: state(holder.process).to_owned(),
+        via: holder.via,
+        descriptors,
+    }
+}
+
+fn start_time(world: &World, process: &Process) -> Option<String> {
+    let start = process.id().start();
+    if start == 0 { None } else { world.host().wall(start) }
+}
+
+/// The path of a device number.
+fn device(world: &World, dev: Dev) -> String {
+    let nodes = world.host().header.iter().flat_map(|header| &header.devices);
+    if let Some(node) = nodes.into_iter().find(|node| node.dev == dev) {
+        return node.path.clone();
+    }
+    match (dev.major(), dev.minor()) {
+        (195, 255) => "/dev/nvidiactl".to_owned(),
+        (195, 254) => "/dev/nvidia-modeset".to_owned(),
+        (195, minor) => format!("/dev/nvidia{minor}"),
+        (major, minor) => format!("device {major}:{minor}"),
+    }
+}
+
+fn state(process: &Process) -> &'static str {
+    match process.stage() {
+        Stage::Gone => "gone",
+        Stage::Zombie => "zombie",
+        Stage::Exiting => "exiting",
+        Stage::Alive => match process.state().map(|state| (state.frozen, state.state.as_str())) {
+            Some((true, _) | (_, "T" | "t")) => "stopped",
+            Some((_, "R")) => "running",
+            Some((_, "S" | "D" | "I")) => "sleeping",
+            // The letter is the leader's: the process lives in its threads.
+            Some((_, "Z" | "X")) => "running",
+            _ => "unknown",
+        },
+    }
+}
+
+pub(super) fn gpus(world: &World, holdings: &[Holding]) -> Vec<GpuPart> {
+    let part = |(&index, gpu): (&u32, &crate::world::gpu::Gpu)| {
+        let memory = gpu.memory;
+        let of_it = holdings.iter().filter(|h| h.gpu == Some(index));
+        let owned = of_it.filter(|h| h.cause != CauseId::DriverReserve && (h.owner.is_some() || !h.holders.is_empty()));
+        let attributed = memory.map(|_| owned.filter_map(|h| h.bytes).sum::<u64>());
+        GpuPart {
+            index,
+            uuid: gpu.uuid.clone(),
+            name: gpu.name.clone(),
+            total_bytes: memory.map(|m| m.total),
+            used_bytes: memory.map(|m| m.used),
+            reserved_bytes: memory.and_then(|m| m.reserved),
+            attributed_bytes: attributed,
+            unexplained_bytes: memory.zip(attributed).map(|(m, attributed)| m.used.saturating_sub(attributed)),
+        }
+    };
+    world.gpus().iter().map(part).collect()
+}
+
+pub(super) fn zombies(world: &World) -> Vec<ZombiePart> {
+    let dead = world.processes().filter(|process| process.stage() == Stage::Zombie);
+    let part = |process: &Process| ZombiePart {
+        pid: process.id().tgid(),
+        comm: process.comm().to_owned(),
+        since: process.exit.zombie.and_then(|at| world.host().wall(at)),
+        parent: process.info.parent.map(|id| {
+            let parent = world.process(id);
+            ParentPart {
+                pid: id.tgid(),
+                comm: parent.and_then(|p| p.info.comm.clone()),
+                state: parent.map_or("unknown", state).to_owned(),
+            }
+        }),
+        used_gpu: process.held || process.info.gpu_user == Some(true),
+    };
+    dead.map(part).collect()
+}
+
+pub(super) fn pids(world: &World) -> Option<PidsPart> {
+    let scan = world.host().scan?;
+    let pid_max = world.host().header.as_ref().and_then(|header| header.pid_max);
+    Some(PidsPart { zombies: scan.zombies, processes: scan.processes, pid_max, cgroup: None })
+}
