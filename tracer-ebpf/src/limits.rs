@@ -1,12 +1,10 @@
 //! Every fixed size, in one place: map capacities, loop bounds, string lengths; and what is counted when one is exceeded.
 
 /// Bytes of the event ring. A power of two and a multiple of the page size.
-pub const RING_BYTES: u32 = 8 << 20;
-/// The reader is woken each time that this many more bytes wait in the ring (a power of two). Below that nobody is woken,
-/// because a wake-up costs more than all the rest of an event: the reader also drains on a timer.
-pub const RING_WAKE_BYTES: u32 = RING_BYTES / 8;
-/// How closely a multiple of [`RING_WAKE_BYTES`] is met: several CPUs write at once and any one may step over it.
-pub const RING_WAKE_WINDOW: u32 = 1_024;
+pub const RING_BYTES: u32 = 4 << 20;
+/// The reader is woken by an event at most once in this time and CPU, ns, because a wake-up costs more than all the rest of an
+/// event. The reader drains again a little later than this after it was woken, so no event waits longer.
+pub const RING_WAKE_NS: u64 = 2_000_000;
 /// Processes that can be tracked at one time (GPU users, their descendants, their ancestors).
 pub const TRACKED_MAX: u32 = 65_536;
 /// NVIDIA device numbers that can be watched.

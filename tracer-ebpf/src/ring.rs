@@ -4,13 +4,13 @@
 use core::mem::MaybeUninit;
 
 use aya_ebpf::{
-    bindings::{BPF_RB_AVAIL_DATA, BPF_RB_FORCE_WAKEUP, BPF_RB_NO_WAKEUP},
+    bindings::{BPF_RB_FORCE_WAKEUP, BPF_RB_NO_WAKEUP},
     helpers::generated::bpf_ktime_get_boot_ns,
     macros::map,
     maps::{PerCpuArray, RingBuf},
 };
 use outlive_ebpf::{
-    limits::{LOST_CAUSES, Lost, RING_BYTES, RING_WAKE_BYTES, RING_WAKE_WINDOW},
+    limits::{LOST_CAUSES, Lost, RING_BYTES, RING_WAKE_NS},
     record::{Header, Kind, Proc},
 };
 
@@ -18,6 +18,8 @@ use outlive_ebpf::{
 static EVENTS: RingBuf = RingBuf::with_byte_size(RING_BYTES, 0);
 #[map]
 static LOST: PerCpuArray<u64> = PerCpuArray::with_max_entries(LOST_CAUSES, 0);
+#[map]
+static LAST_WAKE: PerCpuArray<u64> = PerCpuArray::with_max_entries(1, 0);
 
 /// Counts one loss.
 #[inline(always)]
@@ -78,11 +80,24 @@ pub(crate) fn send<T: 'static>(fill: impl FnOnce(&mut MaybeUninit<T>)) {
         return;
     };
     fill(&mut entry);
-    let waiting = EVENTS.query(u64::from(BPF_RB_AVAIL_DATA)) as u32;
-    let wake = if waiting >= RING_WAKE_BYTES && waiting % RING_WAKE_BYTES < RING_WAKE_WINDOW {
-        BPF_RB_FORCE_WAKEUP
-    } else {
-        BPF_RB_NO_WAKEUP
+    // SAFETY: every record begins with a header, and `fill` has written it.
+    let at = unsafe { (*entry.as_ptr().cast::<Header>()).at };
+    entry.submit(u64::from(wake(at)));
+}
+
+/// Wakes the reader unless this CPU did so a moment ago.
+#[inline(always)]
+fn wake(at: u64) -> u32 {
+    let Some(last) = LAST_WAKE.get_ptr_mut(0) else {
+        return BPF_RB_NO_WAKEUP;
     };
-    entry.submit(u64::from(wake));
+    // SAFETY: this CPU's slot; a program that interrupts this one here costs one wake-up more or less, and the reader
+    // drains on a timer too.
+    unsafe {
+        if at.wrapping_sub(*last) < RING_WAKE_NS {
+            return BPF_RB_NO_WAKEUP;
+        }
+        *last = at;
+    }
+    BPF_RB_FORCE_WAKEUP
 }

@@ -50,7 +50,7 @@ impl<M: Memory> Task<M> {
     }
     /// Leader of its thread group.
     #[inline(always)]
-    pub(crate) fn leader(self) -> Task<M> {
+    pub(crate) fn leader(self) -> Task<M::Target> {
         Task(self.0.follow(offset!(task_group_leader)))
     }
     /// When this thread started.
@@ -60,7 +60,7 @@ impl<M: Memory> Task<M> {
     }
     /// Who is to wait for it, and adopts its orphans' history: `real_parent`.
     #[inline(always)]
-    pub(crate) fn parent(self) -> Task<M> {
+    pub(crate) fn parent(self) -> Task<M::Target> {
         Task(self.0.follow(offset!(task_real_parent)))
     }
     /// Thread name.
@@ -85,7 +85,7 @@ impl<M: Memory> Task<M> {
     }
     /// Its files table; address 0 once they are gone.
     #[inline(always)]
-    pub(crate) fn files(self) -> M {
+    pub(crate) fn files(self) -> M::Target {
         self.0.follow(offset!(task_files))
     }
     /// Does it use its leader's files table?
@@ -96,7 +96,7 @@ impl<M: Memory> Task<M> {
     }
     /// What its threads share.
     #[inline(always)]
-    pub(crate) fn signal(self) -> Signal<M> {
+    pub(crate) fn signal(self) -> Signal<M::Target> {
         Signal(self.0.follow(offset!(task_signal)))
     }
     /// The thread, as records name it.
@@ -185,9 +185,9 @@ impl Pid {
 
 /// Writes the whole description of a thread; `at` is when, or 0 when the reader stamps it.
 #[inline(always)]
-pub(crate) fn describe(
+pub(crate) fn describe<M: Memory>(
     place: &mut MaybeUninit<record::Task>,
-    task: Task<Typed>,
+    task: Task<M>,
     flags: u32,
     at: u64,
 ) {
@@ -231,7 +231,7 @@ pub(crate) fn describe(
 
 /// Bits of [`flag`] that say how a thread stands.
 #[inline(always)]
-fn state_flags(task: Task<Typed>) -> u32 {
+fn state_flags<M: Memory>(task: Task<M>) -> u32 {
     let mut flags = task.signal().group_exit_flag();
     if task.shares_files() {
         flags |= flag::SHARED_FILES;
@@ -244,7 +244,7 @@ fn state_flags(task: Task<Typed>) -> u32 {
 
 /// Who traces this thread with ptrace; all zero when nobody does.
 #[inline(always)]
-fn tracer(task: Task<Typed>) -> Proc {
+fn tracer<M: Memory>(task: Task<M>) -> Proc {
     if task.0.get::<u32>(offset!(task_ptrace)) == 0 {
         return Proc {
             tgid: 0,

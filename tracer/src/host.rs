@@ -11,7 +11,7 @@ use crate::world::World;
 
 /// What a scan says that `world` does not know.
 #[must_use]
-pub fn compare(part: ScanPart, proc: &Proc, world: &World) -> Vec<Event> {
+pub(crate) fn compare(part: ScanPart, proc: &Proc, world: &World) -> Vec<Event> {
     let relevant = snapshot::relevant(world, &part.tasks, &part.holds);
     let (infos, states) = proc.describe(&part.tasks, &relevant);
     let ScanPart { began, ended, tasks, holds, complete, .. } = part;
@@ -20,7 +20,7 @@ pub fn compare(part: ScanPart, proc: &Proc, world: &World) -> Vec<Event> {
 
 /// First event of a trace and of a look: what host this is and what is attached.
 #[must_use]
-pub fn header(proc: &Proc, kernel: &Kernel, devices: Vec<DeviceNode>, watching_since: Option<BootNs>) -> Event {
+pub(crate) fn header(proc: &Proc, kernel: &Kernel, devices: Vec<DeviceNode>, watching_since: Option<BootNs>) -> Event {
     let mut header = Header {
         schema: crate::trace::SCHEMA.to_owned(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -35,7 +35,7 @@ pub fn header(proc: &Proc, kernel: &Kernel, devices: Vec<DeviceNode>, watching_s
 }
 
 /// What the kernel side cannot see, as events.
-pub fn limits(kernel: &Kernel) -> impl Iterator<Item = Event> + '_ {
+pub(crate) fn limits(kernel: &Kernel) -> impl Iterator<Item = Event> + '_ {
     let at = sys::boottime_ns();
     kernel.limits().iter().map(move |(missing, voids)| {
         let what = What::Limit { missing: missing.clone(), voids: voids.clone() };

@@ -14,10 +14,19 @@
 //! **Invariants.** `event`, `world`, `cause`, `explanation`, `snapshot` and `report` see no clock, file, syscall,
 //! aya or NVML, and print in a fixed order: the same events give the same bytes, live or from a file.
 
+pub mod cause;
+pub mod cli;
+pub mod command;
 pub mod event;
+pub mod explain;
 pub mod explanation;
+mod host;
+pub mod live;
+pub mod offline;
+pub mod recorder;
 pub mod report;
 pub mod snapshot;
 pub mod source;
 pub mod sys;
 pub mod trace;
+pub mod world;

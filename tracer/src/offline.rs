@@ -99,7 +99,7 @@ pub fn world_from_bytes(bytes: &'static [u8], moment: Moment) -> Result<World> {
 fn fold(reader: &mut Reader, world: &mut World, until: &mut Until, path: &Path) -> Result<()> {
     let mut last = 0;
     let mut any = false;
-    while let Some(event) = reader.next_event().with_context(|| format!("cannot read {}", path.display()))? {
+    while let Some(event) = reader.next().transpose()? {
         any = true;
         if until.includes(&event) {
             last = last.max(event.at);

@@ -31,6 +31,9 @@ const HEARTBEAT_NS: u64 = 600_000_000_000;
 const STABLE_NS: u64 = 500_000_000;
 /// ...and a process that does not finish its exit is watched no longer than this.
 const FAST_MAX_NS: u64 = 60_000_000_000;
+/// Time between two drains while events come, and when none do.
+const SOON: Duration = Duration::from_millis(3);
+const IDLE: Duration = Duration::from_millis(900);
 /// The wall clock is written again when it moved by more than this against boottime.
 const CLOCK_STEP_NS: u64 = 50_000_000;
 
@@ -50,6 +53,8 @@ pub struct Recorder {
     scan: ScanPlan,
     wall_offset: i128,
     write_failed: bool,
+    /// The last drain found events.
+    busy: bool,
     buffer: Vec<Event>,
 }
 
@@ -115,6 +120,7 @@ impl Recorder {
             scan: ScanPlan::default(),
             wall_offset: wall_offset(),
             write_failed: false,
+            busy: false,
             buffer: Vec::new(),
         };
         recorder.scan_now()?;
@@ -130,13 +136,14 @@ impl Recorder {
     /// # Errors
     /// When the kernel's ring can no longer be read.
     pub async fn step(&mut self) -> Result<()> {
-        let pause = if self.scan.wanted_at.is_some() { Duration::from_millis(5) } else { Duration::from_secs(1) };
+        // After events, look again soon: the kernel wakes us at most every RING_WAKE_NS.
+        let pause = if self.busy || self.scan.wanted_at.is_some() { SOON } else { IDLE };
         tokio::select! {
             ready = self.kernel.readable() => ready?,
             Some(event) = self.sampler.recv() => self.take(event),
             () = tokio::time::sleep(pause) => {}
         }
-        self.drain();
+        self.busy = self.drain();
         while let Some(event) = self.sampler.try_recv() {
             self.take(event);
         }
@@ -251,17 +258,19 @@ impl Recorder {
         }
     }
 
-    /// Takes everything that is on the ring.
-    fn drain(&mut self) {
+    /// Takes everything that is on the ring; true when there was something.
+    fn drain(&mut self) -> bool {
         let mut events = std::mem::take(&mut self.buffer);
         self.kernel.drain(&mut events);
         if !self.kernel.take_changed().is_empty() {
             self.scan.want(sys::boottime_ns());
         }
+        let some = !events.is_empty();
         for event in events.drain(..) {
             self.take(event);
         }
         self.buffer = events;
+        some
     }
 
     fn scan_now(&mut self) -> Result<()> {

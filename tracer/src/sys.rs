@@ -40,6 +40,15 @@ pub enum Tracefs {
     MountedPrivately,
 }
 
+/// Gives freed memory back to the kernel: loading programs and reading the kernel's types needs much, recording little.
+pub fn return_free_memory() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: takes no pointer and may be called at any time.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
 /// Is tracefs mounted where aya looks for it?
 #[must_use]
 pub fn tracefs_is_mounted() -> bool {

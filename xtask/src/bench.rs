@@ -35,7 +35,7 @@ struct Bench {
 ///
 /// # Errors
 /// When not root, or when a tool is missing.
-pub fn bench() -> Result<()> {
+pub(crate) fn bench() -> Result<()> {
     if output(Command::new("id").arg("-u"))?.trim() != "0" {
         bail!("the benchmark attaches eBPF programs; run it as root");
     }
@@ -82,8 +82,10 @@ impl Bench {
             }
             "outlive" => self.record("bench", &[]),
             _ => {
-                let mut c = Command::new("bpftrace");
-                c.arg(workspace().join("xtask/src/bench.bt"));
+                // bpftrace wants tracefs below debugfs; give it both without changing the host.
+                let mounts = "mount -t debugfs debugfs /sys/kernel/debug; mount -t tracefs tracefs /sys/kernel/debug/tracing; exec bpftrace \"$0\"";
+                let mut c = Command::new("unshare");
+                c.args(["-m", "sh", "-c", mounts]).arg(workspace().join("xtask/src/bench.bt"));
                 c
             }
         };

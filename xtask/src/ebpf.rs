@@ -31,7 +31,7 @@ pub(crate) fn run(check: bool) -> Result<()> {
     if check {
         same_toolchain(&root, &description)?;
     }
-    let built = build(&root, &toolchain)?;
+    let built = build(&root, &toolchain, "outlive-bpf")?;
     let object = root.join(OBJECT);
     if check {
         let committed =
@@ -56,6 +56,11 @@ pub(crate) fn run(check: bool) -> Result<()> {
         description.trim_end()
     );
     Ok(())
+}
+
+/// Builds the empty programs of the benchmark's floor; they are not committed.
+pub(crate) fn floor() -> Result<Vec<u8>> {
+    build(&root()?, &Toolchain::find()?, "outlive-floor")
 }
 
 /// The workspace that this program was built from.
@@ -218,7 +223,7 @@ fn cargo_home() -> Option<PathBuf> {
 }
 
 /// Builds the object and returns it without the debug sections that only debuggers read (.BTF stays).
-fn build(root: &Path, toolchain: &Toolchain) -> Result<Vec<u8>> {
+fn build(root: &Path, toolchain: &Toolchain, program: &str) -> Result<Vec<u8>> {
     let target = root.join("target/bpf");
     let mut cargo = Command::new(&toolchain.cargo);
     cargo.current_dir(root).args([
@@ -228,7 +233,7 @@ fn build(root: &Path, toolchain: &Toolchain) -> Result<Vec<u8>> {
         "--package",
         "outlive-ebpf",
         "--bin",
-        "outlive-bpf",
+        program,
     ]);
     cargo.args(["--target", TARGET, "-Z", "build-std=core"]);
     for variable in [
@@ -264,8 +269,8 @@ fn build(root: &Path, toolchain: &Toolchain) -> Result<Vec<u8>> {
         status.success(),
         "the eBPF programs do not build ({status})"
     );
-    let whole = target.join(TARGET).join("release/outlive-bpf");
-    let stripped = target.join("outlive.bpf.o");
+    let whole = target.join(TARGET).join("release").join(program);
+    let stripped = target.join(format!("{program}.o"));
     output(
         Command::new(&toolchain.objcopy)
             .arg("--strip-debug")

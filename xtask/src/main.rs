@@ -4,6 +4,7 @@
 mod bench;
 mod bench_loop;
 mod ebpf;
+mod floor;
 mod run;
 mod setup;
 mod test;
@@ -49,10 +50,22 @@ enum Command {
     /// Measure, and write docs/performance.md.
     Bench,
     #[command(hide = true)]
+    Floor,
+    #[command(hide = true)]
     BenchLoop { kind: String, iterations: u64, path: String },
 }
 
-fn main() -> anyhow::Result<()> {
+fn main() -> std::process::ExitCode {
+    match dispatch() {
+        Ok(()) => std::process::ExitCode::SUCCESS,
+        Err(error) => {
+            println!("xtask: {error:#}");
+            std::process::ExitCode::FAILURE
+        }
+    }
+}
+
+fn dispatch() -> anyhow::Result<()> {
     match Arguments::parse().command {
         Command::Ebpf { check } => ebpf::run(check),
         Command::Setup { vm } => setup::run(vm),
@@ -60,6 +73,7 @@ fn main() -> anyhow::Result<()> {
         Command::Vm { kernels } => vm::vm(&kernels),
         Command::Tidy => tidy::tidy(),
         Command::Bench => bench::bench(),
+        Command::Floor => floor::run(),
         Command::BenchLoop { kind, iterations, path } => bench_loop::run(&kind, iterations, &path),
     }
 }

@@ -8,7 +8,7 @@ use std::process::Command;
 
 /// Root of the workspace.
 #[must_use]
-pub fn workspace() -> PathBuf {
+pub(crate) fn workspace() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).parent().map(PathBuf::from).unwrap_or_default()
 }
 
@@ -16,7 +16,7 @@ pub fn workspace() -> PathBuf {
 ///
 /// # Errors
 /// When it cannot be started or exits with another code than 0.
-pub fn run(command: &mut Command) -> Result<()> {
+pub(crate) fn run(command: &mut Command) -> Result<()> {
     let status = command.status().with_context(|| format!("cannot start {command:?}"))?;
     if status.success() { Ok(()) } else { bail!("{command:?} failed: {status}") }
 }
@@ -25,7 +25,7 @@ pub fn run(command: &mut Command) -> Result<()> {
 ///
 /// # Errors
 /// As [`run`].
-pub fn output(command: &mut Command) -> Result<String> {
+pub(crate) fn output(command: &mut Command) -> Result<String> {
     let output = command.stderr(std::process::Stdio::inherit()).output().with_context(|| format!("cannot start {command:?}"))?;
     if !output.status.success() {
         bail!("{command:?} failed: {}", output.status);

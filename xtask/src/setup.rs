@@ -19,10 +19,16 @@ const PACKAGES: &[&str] = &[
 ];
 const LLVM: &str = "/usr/lib/llvm-22";
 
-/// Installs what is missing.
-pub(crate) fn run() -> Result<()> {
+/// What `cargo xtask vm` needs.
+const VM_PACKAGES: &[&str] = &["qemu-system-x86", "busybox-static", "cpio"];
+
+/// Installs what is missing; with `vm`, also for `cargo xtask vm`.
+pub(crate) fn run(vm: bool) -> Result<()> {
     if in_path("apt-get").is_some() {
-        packages()?;
+        packages(PACKAGES)?;
+        if vm {
+            packages(VM_PACKAGES)?;
+        }
     } else {
         nightly()?;
     }
@@ -32,8 +38,8 @@ pub(crate) fn run() -> Result<()> {
 }
 
 /// Debian's matched set.
-fn packages() -> Result<()> {
-    let missing: Vec<&str> = PACKAGES
+fn packages(wanted: &[&'static str]) -> Result<()> {
+    let missing: Vec<&str> = wanted
         .iter()
         .copied()
         .filter(|package| !is_installed(package))

@@ -11,7 +11,7 @@ use std::process::Command;
 ///
 /// # Errors
 /// When any check or test fails.
-pub fn test(ci: bool) -> Result<()> {
+pub(crate) fn test(ci: bool) -> Result<()> {
     // Tests start `outlive`, `scenario` and the NVML double from the folder that cargo builds them into.
     cargo(&["build", "--workspace", "--bins", "--lib"])?;
     cargo(&["test", "--workspace"])?;

@@ -19,7 +19,7 @@ const IMPURE: [&str; 7] =
 ///
 /// # Errors
 /// Lists every complaint.
-pub fn tidy() -> Result<()> {
+pub(crate) fn tidy() -> Result<()> {
     let root = workspace();
     let mut files = Vec::new();
     for folder in ["tracer", "tracer-ebpf", "xtask", "tests"] {

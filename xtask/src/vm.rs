@@ -23,7 +23,7 @@ const MARK: &str = "OUTLIVE-VM-RESULT";
 ///
 /// # Errors
 /// When a tool is missing, a guest does not boot, or a test fails in it.
-pub fn vm(only: &[String]) -> Result<()> {
+pub(crate) fn vm(only: &[String]) -> Result<()> {
     for tool in ["qemu-system-x86_64", "busybox", "cpio", "apt-get"] {
         if output(Command::new("which").arg(tool)).is_err() {
             bail!("`{tool}` is not installed; run `cargo xtask setup --vm`");

@@ -6,7 +6,7 @@ use outlive_ebpf::record::flag;
 
 use super::iterator::{Meta, write};
 use crate::{
-    kernel::Typed,
+    kernel::{Typed, Visited},
     task::{Task, describe},
     tracked,
 };
@@ -26,7 +26,7 @@ pub(crate) extern "C" fn iter_task(ctx: *const Context) -> i32 {
     if task.is_null() {
         return 0;
     }
-    let task = Task(Typed::from_context(task));
+    let task = Task(Visited(Typed::from_context(task)));
     let known = tracked::flags_of(task).unwrap_or(0) & flag::GPU_USER;
     write(Meta::seq(meta), |place| describe(place, task, known, 0));
     0

@@ -3,7 +3,7 @@
 use super::output;
 use crate::cli::{Check, Common};
 use crate::explanation::{self, Explanation};
-use crate::live::Live;
+use crate::live;
 use crate::report::layout::size;
 use crate::world::World;
 use anyhow::Result;
@@ -17,7 +17,7 @@ pub(super) fn run(args: &Check, common: &Common) -> Result<u8> {
     let patience = args.wait.unwrap_or_default();
     let mut told = false;
     loop {
-        let answer = explanation::explain(&Live::look(common, World::default())?);
+        let answer = crate::explain::explain(&live::look(common, World::default())?);
         let code = verdict(&answer, args);
         if code == 0 || began.elapsed() >= patience {
             output::print(&sentences(&answer, args, code))?;

@@ -12,7 +12,7 @@ const RECORDING: &[u8] = include_bytes!("../../demo/h200-inherited.jsonl.zst");
 
 pub(super) fn run(args: &Demo, common: &Common) -> Result<u8> {
     let world = offline::world_from_bytes(RECORDING, Moment::End)?;
-    let answer = explanation::explain(&world);
+    let answer = crate::explain::explain(&world);
     if args.json {
         output::print_json(&answer)?;
     } else {

@@ -2,8 +2,8 @@
 
 use super::output;
 use crate::cli::{Common, Explain};
-use crate::explanation::{self, Explanation};
-use crate::live::Live;
+use crate::explanation::Explanation;
+use crate::live;
 use crate::offline::{self, Moment};
 use crate::report::text;
 use anyhow::Result;
@@ -12,7 +12,7 @@ pub(super) fn run(args: &Explain, common: &Common) -> Result<u8> {
     let mut answer = match &args.trace {
         Some(path) => {
             let moment = args.at.as_deref().map_or(Ok(Moment::End), Moment::parse)?;
-            explanation::explain(&offline::world(&[path], moment)?)
+            crate::explain::explain(&offline::world(&[path], moment)?)
         }
         None => look(args, common)?,
     };
@@ -31,8 +31,8 @@ fn look(args: &Explain, common: &Common) -> Result<Explanation> {
         Some(path) => offline::world(&[path], Moment::End)?,
         None => Default::default(),
     };
-    let live = Live::look(common, history)?;
-    Ok(explanation::explain(&live))
+    let live = live::look(common, history)?;
+    Ok(crate::explain::explain(&live))
 }
 
 /// Leaves out what was not asked for. Filters never change a verdict, only what is shown.

@@ -33,6 +33,7 @@ async fn record(args: &Record, common: &Common) -> Result<()> {
     let writer = Writer::create(&path, options, &opening)?;
     let shown = writer.path().display().to_string();
     let mut recorder = Recorder::new(sources, writer, &opening)?;
+    sys::return_free_memory();
     output::complain(&format!("outlive: recording to {shown}; stop with Ctrl-C"));
     let reason = until_stopped(&mut recorder, args.duration).await?;
     recorder.finish(&reason)?;

@@ -15,6 +15,8 @@ const INDENT: &str = "   ";
 const LABEL: usize = 12;
 /// Evidence lines shown without `verbose`.
 const EVIDENCE_MAX: usize = 12;
+/// Less than this is the driver's own bookkeeping beside NVML's figures per process (9 MiB for one context on an H200).
+const NOISE: u64 = 16 << 20;
 /// Zombies shown without `verbose`.
 const ZOMBIES_MAX: usize = 5;
 
@@ -29,10 +31,13 @@ pub fn explanation(e: &Explanation, style: &Style) -> String {
     if !e.gpus.is_empty() {
         out.push('\n');
     }
-    for (index, holding) in e.holdings.iter().enumerate() {
+    let (quiet, loud): (Vec<&Holding>, Vec<&Holding>) =
+        e.holdings.iter().partition(|h| h.cause.is_ordinary() && !style.verbose && e.holdings.len() > 1);
+    for (index, holding) in loud.iter().enumerate() {
         out.push_str(&holding_text(index + 1, holding, style));
         out.push('\n');
     }
+    out.push_str(&ordinary_text(&quiet, style));
     out.push_str(&zombies_text(e, style));
     out.push_str(&limits_text(e, style));
     while out.ends_with("\n\n") {
@@ -72,10 +77,11 @@ fn gpu_line(gpu: &GpuPart, style: &Style) -> String {
     if let (Some(used), Some(total)) = (gpu.used_bytes, gpu.total_bytes) {
         let reserved = gpu.reserved_bytes.unwrap_or(0);
         let attributed = gpu.attributed_bytes.unwrap_or(0).min(used);
+        let unexplained = (used - attributed).checked_sub(NOISE).map_or(0, |_| used - attributed);
         let cells = 24;
         line.push_str(&format!(
             "  [{}]  {} of {} used",
-            bar(&[(reserved, '='), (attributed, '#'), (used - attributed, '?')], total, cells),
+            bar(&[(reserved, '='), (attributed, '#'), (unexplained, '?')], total, cells),
             size(used),
             size(total)
         ));
@@ -86,7 +92,7 @@ fn gpu_line(gpu: &GpuPart, style: &Style) -> String {
         if attributed > 0 {
             notes.push(format!("# explained below {}", size(attributed)));
         }
-        if let Some(rest) = gpu.unexplained_bytes.filter(|b| *b > 0) {
+        if let Some(rest) = gpu.unexplained_bytes.filter(|b| *b >= NOISE) {
             notes.push(format!("? not explained {}", size(rest)));
         }
         if !notes.is_empty() {
@@ -121,6 +127,19 @@ fn holding_text(number: usize, h: &Holding, style: &Style) -> String {
     }
     out.push_str(&evidence_text(h, style));
     out.push_str(&remedies_text(&h.remedy, style));
+    out
+}
+
+/// What nobody needs to worry about, a line each; `--verbose` tells all.
+fn ordinary_text(holdings: &[&Holding], style: &Style) -> String {
+    if holdings.is_empty() {
+        return String::new();
+    }
+    let mut out = wrap("In order (--verbose tells more):", style.width, "", "");
+    for h in holdings {
+        out.push_str(&wrap(&escape(&h.summary, 500), style.width, " - ", "   "));
+    }
+    out.push('\n');
     out
 }
 
@@ -324,6 +343,12 @@ impl CauseId {
             CauseId::NoHolder => "no_holder",
             CauseId::Unknown => "unknown",
         }
+    }
+
+    /// Neither outlives anything nor asks for anything.
+    #[must_use]
+    pub const fn is_ordinary(self) -> bool {
+        matches!(self, CauseId::OwnerAlive | CauseId::DriverReserve)
     }
 
     /// Whether this cause means that something outlives its owner (exit code 3).

@@ -5,8 +5,8 @@
 //! leave [`decode`].
 //!
 //! Two loaders, for two needs. A live explanation must be ready in 50 ms on a host with 10,000 processes, so
-//! [`scanner`] loads just the two iterators with the few bpf(2) calls that takes. Watching starts once, and goes
-//! through aya ([`watcher`]).
+//! `scanner` loads just the two iterators with the few bpf(2) calls that takes. Watching starts once, and goes
+//! through aya (`watcher`).
 
 pub mod btf;
 pub mod decode;
@@ -33,7 +33,7 @@ use btf::{BtfError, Resolved};
 use decode::{Decoded, Tokens};
 use scanner::Scanner;
 use uring::Operations;
-use watcher::Watcher;
+use watcher::{Attached, Watcher};
 
 /// The programs, as `cargo xtask ebpf` built them.
 static OBJECT: &[u8] = aya::include_bytes_aligned!("../../ebpf/outlive.bpf.o");
@@ -148,19 +148,23 @@ impl Kernel {
     /// As [`Kernel::for_scan`], but only if nothing at all works.
     pub fn for_watching(options: Options) -> Result<Kernel, KernelError> {
         let (mut kernel, constants) = Kernel::start(options)?;
-        let (watcher, attached) = Watcher::attach(OBJECT, &constants, &kernel.options.devices)?;
-        let failed = attached.hooks.iter().find(|hook| !hook.attached).and_then(|hook| hook.why_not.clone());
-        if !attached.hooks.iter().any(|hook| hook.attached) {
+        let (watcher, attached) = match Watcher::attach(OBJECT, &constants, &kernel.options.devices) {
+            Ok((watcher, attached)) => (Some(watcher), attached),
+            Err(why) => (None, Attached::none(&why.to_string())),
+        };
+        let works = attached.hooks.iter().any(|hook| hook.attached);
+        if !works {
+            let first = attached.hooks.first().and_then(|hook| hook.why_not.clone()).unwrap_or_default();
             kernel.scanner = Ok(kernel.scanner.map_err(|iterators| KernelError::Nothing {
                 iterators: Box::new(iterators),
                 hooks: attached.hooks.len(),
-                first: failed.unwrap_or_default(),
+                first,
             })?);
         }
-        kernel.watcher = Some(watcher);
+        kernel.watcher = watcher;
         kernel.hooks.extend(attached.hooks);
         kernel.limits.extend(attached.limits);
-        kernel.watching_since = Some(sys::boottime_ns());
+        kernel.watching_since = works.then(sys::boottime_ns);
         Ok(kernel)
     }
 
@@ -251,8 +255,8 @@ impl Kernel {
         });
     }
 
-    /// Waits until the kernel wakes the reader, which it does when an eighth of the ring is full
-    /// ([`outlive_ebpf::limits::RING_WAKE_BYTES`]): drain on a timer too. Never returns when nothing is watched.
+    /// Waits until the kernel wakes the reader, which it does at most once in
+    /// [`outlive_ebpf::limits::RING_WAKE_NS`] and CPU: drain again a little later. Never returns when nothing is watched.
     ///
     /// # Errors
     /// The ring's descriptor cannot be polled (or there is no tokio runtime with I/O).

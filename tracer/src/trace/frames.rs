@@ -4,7 +4,6 @@
 //! a larger one in pieces; a frame that wants a window above 8 MiB is refused); after damage, reading goes on at the
 //! next frame; a file that does not begin as zstd is passed through as plain text.
 
-use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 
 use zstd::stream::raw::{Decoder, InBuffer, Operation, OutBuffer};
@@ -32,9 +31,14 @@ pub(super) enum Step {
     End,
 }
 
+/// A file, or bytes that are compiled in.
+pub(super) trait Source: Read + Seek + Send {}
+
+impl<T: Read + Seek + Send> Source for T {}
+
 /// Reads one file.
 pub(super) struct Frames {
-    file: File,
+    file: Box<dyn Source>,
     /// Bytes of the file; those at `pos..end` are not used yet.
     input: Box<[u8]>,
     pos: usize,
@@ -50,9 +54,9 @@ pub(super) struct Frames {
 }
 
 impl Frames {
-    pub(super) fn open(file: File) -> io::Result<Frames> {
+    pub(super) fn open(file: impl Source + 'static) -> io::Result<Frames> {
         let mut frames = Frames {
-            file,
+            file: Box::new(file),
             input: vec![0; INPUT].into_boxed_slice(),
             pos: 0,
             end: 0,

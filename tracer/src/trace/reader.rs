@@ -198,7 +198,22 @@ impl Reader {
             });
         };
         let frames = open(&path)?;
-        Ok(Reader {
+        Ok(Reader::over(path, frames, waiting))
+    }
+
+    /// Reads a trace that is compiled in.
+    ///
+    /// # Errors
+    /// When its first frame cannot be decompressed.
+    pub fn from_bytes(bytes: &'static [u8]) -> Result<Reader, Error> {
+        let path = PathBuf::from("(built in)");
+        let frames = Frames::open(std::io::Cursor::new(bytes))
+            .map_err(|source| Error::Io { path: path.clone(), source })?;
+        Ok(Reader::over(path, frames, VecDeque::new()))
+    }
+
+    fn over(path: PathBuf, frames: Frames, waiting: VecDeque<PathBuf>) -> Reader {
+        Reader {
             waiting,
             path,
             frames,
@@ -212,7 +227,7 @@ impl Reader {
             boot: String::new(),
             done: false,
             problems: Problems::default(),
-        })
+        }
     }
 
     /// What could not be used so far.

@@ -11,6 +11,10 @@ use std::path::Path;
 
 use outlive_ebpf::offsets::{Offsets, Wanted};
 
+use bytes::Bytes;
+
+mod bytes;
+
 /// The running kernel's own types.
 pub const PATH: &str = "/sys/kernel/btf/vmlinux";
 /// No kernel's BTF is near this size; more is not read.
@@ -94,17 +98,8 @@ const _: () = assert!(size_of::<Offsets>() == 4 * Offsets::WANTED.len());
 /// # Errors
 /// No BTF, malformed BTF, or a required member that is absent or different.
 pub fn running_kernel() -> Result<Resolved, BtfError> {
-    let bytes = read(Path::new(PATH)).map_err(|source| BtfError::Read { path: PATH.to_owned(), source })?;
+    let bytes = Bytes::of(Path::new(PATH), BYTES_MAX).map_err(|source| BtfError::Read { path: PATH.to_owned(), source })?;
     resolve(&bytes)
-}
-
-fn read(path: &Path) -> std::io::Result<Vec<u8>> {
-    use std::io::Read as _;
-    let file = std::fs::File::open(path)?;
-    let size = usize::try_from(file.metadata()?.len()).unwrap_or(BYTES_MAX).min(BYTES_MAX);
-    let mut bytes = Vec::with_capacity(size + 1);
-    file.take(BYTES_MAX as u64).read_to_end(&mut bytes)?;
-    Ok(bytes)
 }
 
 /// Looks up everything in [`Offsets::WANTED`].

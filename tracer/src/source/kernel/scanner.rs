@@ -64,31 +64,21 @@ impl Scanner {
         let btf = load_btf(&mut object)?;
         let maps = create_maps(&object, devices)?;
         relocate(&mut object, &maps)?;
-        let link = |name: &str, target: Option<u32>| -> Result<OwnedFd, KernelError> {
-            let refused = |source| KernelError::Refused { program: name.to_owned(), source };
-            let target = target.ok_or_else(|| refused(io::Error::other("this kernel has no such iterator")))?;
-            let program = load_program(&object, name, &btf, target).map_err(refused)?;
-            bpf::link_iterator(program.as_fd(), None).map_err(refused)
-        };
-        let (tasks, files) = (link(TASK, kernel.iter_task)?, link(TASK_FILE, kernel.iter_task_file)?);
+        let task = Program::of(&object, TASK, kernel.iter_task)?;
+        let task_file = Program::of(&object, TASK_FILE, kernel.iter_task_file)?;
+        let (tasks, files) = both(|| task.link(&btf), || task_file.link(&btf));
+        let (tasks, files) = (tasks?, files?);
         let lost = maps.into_iter().find(|(name, _)| name == "LOST").map(|(_, map)| map);
         Ok(Scanner { tasks, files, lost, lost_before: 0 })
     }
 
     /// Reads both iterators.
     pub(super) fn scan(&mut self, devices: &[DeviceNode], tokens: Tokens, ours: Option<u32>) -> io::Result<ScanPart> {
-        let mut part = ScanPart { began: sys::boottime_ns(), complete: true, ..ScanPart::default() };
-        let mut unknown = 0_u64;
-        each_record(bpf::run_iterator(self.tasks.as_fd())?, |record| match decode::line(record, tokens) {
-            Line::Task(line) => part.tasks.push(line),
-            Line::File(_) | Line::Unknown => unknown += 1,
-        })?;
-        let mut files = Vec::new();
-        each_record(bpf::run_iterator(self.files.as_fd())?, |record| match decode::line(record, tokens) {
-            Line::File(line) if Some(line.hold.id.tgid()) == ours => {}
-            Line::File(line) => files.push(line),
-            Line::Task(_) | Line::Unknown => unknown += 1,
-        })?;
+        let mut part = ScanPart { began: sys::boottime_ns(), ..ScanPart::default() };
+        let (tasks, files) = both(|| self.read_tasks(tokens), || self.read_files(tokens, ours));
+        let ((tasks, unknown_tasks), (files, unknown_files)) = (tasks?, files?);
+        part.tasks = tasks;
+        let unknown = unknown_tasks + unknown_files;
         part.complete = unknown == 0 && self.newly_lost() == 0;
         for line in distinct(files) {
             if line.kind == Kind::IoUring {
@@ -102,6 +92,27 @@ impl Scanner {
         Ok(part)
     }
 
+    /// Every thread, and how many records were not understood.
+    fn read_tasks(&self, tokens: Tokens) -> io::Result<(Vec<TaskLine>, u64)> {
+        let (mut lines, mut unknown) = (Vec::new(), 0);
+        each_record(bpf::run_iterator(self.tasks.as_fd())?, |record| match decode::line(record, tokens) {
+            Line::Task(line) => lines.push(line),
+            Line::File(_) | Line::Unknown => unknown += 1,
+        })?;
+        Ok((lines, unknown))
+    }
+
+    /// Every file that counts, but `ours`, and how many records were not understood.
+    fn read_files(&self, tokens: Tokens, ours: Option<u32>) -> io::Result<(Vec<FileLine>, u64)> {
+        let (mut lines, mut unknown) = (Vec::new(), 0);
+        each_record(bpf::run_iterator(self.files.as_fd())?, |record| match decode::line(record, tokens) {
+            Line::File(line) if Some(line.hold.id.tgid()) == ours => {}
+            Line::File(line) => lines.push(line),
+            Line::Task(_) | Line::Unknown => unknown += 1,
+        })?;
+        Ok((lines, unknown))
+    }
+
     /// What the iterators' programs counted as lost since last asked.
     fn newly_lost(&mut self) -> u64 {
         let Some(map) = &self.lost else { return 0 };
@@ -111,6 +122,18 @@ impl Scanner {
         self.lost_before = sum;
         new
     }
+}
+
+/// Does two things at once: loading or running the two iterators is all kernel time, and one CPU's worth each.
+fn both<A: Send, B: Send>(one: impl FnOnce() -> A + Send, other: impl FnOnce() -> B) -> (A, B) {
+    std::thread::scope(|scope| {
+        let one = scope.spawn(one);
+        let other = other();
+        match one.join() {
+            Ok(one) => (one, other),
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    })
 }
 
 fn words(bytes: &[u8]) -> Vec<u64> {
@@ -220,16 +243,38 @@ fn relocate(object: &mut Object, maps: &HashMap<String, Map>) -> Result<(), Kern
     object.relocate_calls(&texts).map_err(|error| KernelError::Object(error.to_string()))
 }
 
-fn load_program(object: &Object, name: &str, btf: &OwnedFd, target: u32) -> io::Result<OwnedFd> {
-    let function = object.programs.get(name).and_then(|program| object.functions.get(&program.function_key()));
-    let function = function.ok_or_else(|| io::Error::other("the embedded object has no such program"))?;
-    let instructions: Vec<u8> = function.instructions.iter().flat_map(encode).collect();
-    let functions = function.func_info.func_info_bytes();
-    bpf::load_iterator(bpf::IteratorProgram {
-        instructions: &instructions,
-        functions: Some((btf.as_fd(), &functions)),
-        target,
-    })
+/// A program as the kernel takes it.
+struct Program {
+    name: &'static str,
+    instructions: Vec<u8>,
+    functions: Vec<u8>,
+    target: u32,
+}
+
+impl Program {
+    fn of(object: &Object, name: &'static str, target: Option<u32>) -> Result<Program, KernelError> {
+        let function = object.programs.get(name).and_then(|program| object.functions.get(&program.function_key()));
+        let function = function.ok_or_else(|| KernelError::Object(format!("it has no program {name}")))?;
+        let target = target.ok_or_else(|| KernelError::Refused {
+            program: name.to_owned(),
+            source: io::Error::other("this kernel has no such iterator"),
+        })?;
+        let instructions = function.instructions.iter().flat_map(encode).collect();
+        Ok(Program { name, instructions, functions: function.func_info.func_info_bytes(), target })
+    }
+
+    /// Loads it and links it to all tasks.
+    fn link(&self, btf: &OwnedFd) -> Result<OwnedFd, KernelError> {
+        let program = bpf::IteratorProgram {
+            instructions: &self.instructions,
+            functions: Some((btf.as_fd(), &self.functions)),
+            target: self.target,
+        };
+        let loaded = bpf::load_iterator(program);
+        loaded
+            .and_then(|program| bpf::link_iterator(program.as_fd(), None))
+            .map_err(|source| KernelError::Refused { program: self.name.to_owned(), source })
+    }
 }
 
 fn encode(instruction: &aya_obj::generated::bpf_insn) -> [u8; 8] {

@@ -104,8 +104,11 @@ fn from_fdinfo(text: &str, ring: &Hold, devices: &[DeviceNode], tokens: Tokens) 
 }
 
 /// Is `path`, which may be one of another mount namespace, that of this node? A node that is known by number only has a
-/// bare name for a path.
+/// bare name for a path. Kernels before 6.13 or so print only the last component (`d_iname`), which must do then.
 fn is_at(node: &str, path: &str) -> bool {
+    if !path.contains('/') {
+        return node.rsplit('/').next() == Some(path);
+    }
     if node.starts_with('/') { node == path } else { path.strip_prefix("/dev/").is_some_and(|rest| rest == node) }
 }
 
@@ -140,6 +143,9 @@ mod tests {
         assert_eq!(held.iter().map(|hold| hold.dev).collect::<Vec<_>>(), [Dev::new(195, 0), Dev::new(195, 255)]);
         assert!(held.iter().all(|hold| hold.fd == 4 && hold.via == Some(Via::IoUring) && hold.id == ring.id));
         assert_ne!(held[0].file, held[1].file);
+        // Linux 6.1 and 6.12 print names without folders.
+        let old = from_fdinfo("UserFiles:\t2\n    0: nvidia0\n    1: nvidia7\n", &ring, &nodes, Tokens::with_key(5));
+        assert_eq!(old.iter().map(|hold| hold.dev).collect::<Vec<_>>(), [Dev::new(195, 0)]);
         assert!(from_fdinfo("UserFiles:\tgarbage", &ring, &nodes, Tokens::with_key(5)).is_empty());
     }
 }

@@ -11,6 +11,7 @@ use aya::maps::{HashMap, MapData, MapError, PerCpuArray, RingBuf};
 use aya::programs::trace_point::TracePointError;
 use aya::programs::{Program, ProgramError, RawTracePoint, TracePoint};
 use aya::{Ebpf, EbpfLoader, VerifierLogLevel};
+use aya_log::EbpfLogger;
 use outlive_ebpf::limits::Lost;
 use outlive_ebpf::record::{Tracked, flag};
 use tokio::io::Interest;
@@ -38,6 +39,8 @@ pub(super) struct Watcher {
     /// Processes that did not fit into `TRACKED`.
     untracked: u64,
     ready: Option<AsyncFd<OwnedFd>>,
+    /// Passes on what the programs say through aya-log (rare: a full map) to the `log` crate's logger.
+    say: Option<Box<dyn FnMut() + Send>>,
 }
 
 /// What became of the hooks.
@@ -46,6 +49,24 @@ pub(super) struct Attached {
     pub(super) hooks: Vec<Hook>,
     /// (what is missing, what that voids).
     pub(super) limits: Vec<(String, String)>,
+}
+
+impl Attached {
+    /// Nothing, for this reason.
+    pub(super) fn none(why: &str) -> Attached {
+        let mut attached = Attached::default();
+        for spec in hooks::ALL {
+            attached.add(spec, Some(Failure { reason: why.to_owned(), absent: false }));
+        }
+        attached
+    }
+
+    fn add(&mut self, spec: &Spec, failure: Option<Failure>) {
+        if failure.as_ref().is_some_and(|why| !(spec.may_be_absent && why.absent)) {
+            self.limits.push((spec.full_name(), spec.voids.to_owned()));
+        }
+        self.hooks.push(spec.report(failure.map(|why| why.reason)));
+    }
 }
 
 impl Watcher {
@@ -57,10 +78,16 @@ impl Watcher {
     ) -> Result<(Watcher, Attached), KernelError> {
         let mut programs = load(object, constants)?;
         // Before anything runs: the devices are the filter, and PID 1 (any start) adopts orphans and must be seen waiting.
+        // The programs name maps by descriptor until they are loaded, so all of these live to the end of this function.
         let mut known: HashMap<_, u32, u32> = take(&mut programs, "DEVICES")?;
         for node in devices {
             known.insert(node.dev.0, 1, REPLACE).map_err(|error| map_error("DEVICES", &error))?;
         }
+        // An object without log statements has no map for them: then there is nothing to pass on.
+        let say = EbpfLogger::init(&mut programs).ok().map(|mut logger| {
+            let say: Box<dyn FnMut() + Send> = Box::new(move || logger.flush());
+            say
+        });
         let ring = take(&mut programs, "EVENTS")?;
         let lost = take(&mut programs, "LOST")?;
         let mut tracked: HashMap<MapData, u32, [u64; 2]> = take(&mut programs, "TRACKED")?;
@@ -69,16 +96,10 @@ impl Watcher {
 
         let mut attached = Attached::default();
         for spec in hooks::ALL {
-            let failure = attach(&mut programs, spec).err();
-            if let Some(why) = &failure
-                && !(spec.may_be_absent && why.absent)
-            {
-                attached.limits.push((spec.full_name(), spec.voids.to_owned()));
-            }
-            attached.hooks.push(spec.report(failure.map(|why| why.reason)));
+            attached.add(spec, attach(&mut programs, spec).err());
         }
         let lost_before = BTreeMap::new();
-        let watcher = Watcher { _programs: programs, ring, tracked, lost, lost_before, untracked: 0, ready: None };
+        let watcher = Watcher { _programs: programs, ring, tracked, lost, lost_before, untracked: 0, ready: None, say };
         Ok((watcher, attached))
     }
 
@@ -102,8 +123,11 @@ impl Watcher {
         Ok(())
     }
 
-    /// Losses since last asked, by cause.
+    /// Losses since last asked, by cause. Passes on the programs' own words about them too.
     pub(super) fn losses(&mut self) -> Vec<(&'static str, u64)> {
+        if let Some(say) = &mut self.say {
+            say();
+        }
         let mut new = Vec::new();
         for cause in Lost::ALL {
             let Ok(values) = self.lost.get(&(cause as u32), 0) else { continue };
