@@ -80,6 +80,8 @@ pub(super) fn recycled_pid(stage: &mut Stage) -> io::Result<()> {
         stage.skip("the kernel has no ns_last_pid (CONFIG_CHECKPOINT_RESTORE)");
         return Ok(());
     }
+    // Far enough apart for /proc to show different start times.
+    std::thread::sleep(std::time::Duration::from_millis(100));
     // Any other fork on the host may take the PID first: try again.
     until("the owner's PID to be used again", || {
         fs::write(LAST_PID, (wanted - 1).to_string())?;
