@@ -7,7 +7,7 @@
 //! that was started is killed and reaped (`stage`).
 //!
 //!     scenario list                        all parts, one a line
-//!     scenario devices DIR                 make the device nodes
+//!     scenario devices DIR [NVML.json]     make the device nodes and the books of an idle GPU
 //!     scenario PART DIR [NVML.json]        play a part
 //!
 //! `scenario play ROLE NAME DIR ARG...` is how the stage starts an actor; `scenario core-sink ...` is what the kernel
@@ -26,6 +26,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use actor::Actor;
+use books::Books;
 use stage::Stage;
 
 fn main() -> ExitCode {
@@ -44,7 +45,10 @@ fn run(args: &[String]) -> io::Result<()> {
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     match args[..] {
         ["list"] => parts::PARTS.iter().try_for_each(|(name, _)| writeln!(io::stdout(), "{name}")),
-        ["devices", dir] => devices::make(Path::new(dir)),
+        ["devices", dir, ref nvml @ ..] => {
+            devices::make(Path::new(dir))?;
+            Books::open(nvml.first().map(PathBuf::from)).map(drop)
+        }
         ["play", role, name, dir, ref rest @ ..] => {
             let rest: Vec<String> = rest.iter().map(|&arg| arg.to_owned()).collect();
             act(role, Actor::new(name, Path::new(dir), &rest))
@@ -52,7 +56,7 @@ fn run(args: &[String]) -> io::Result<()> {
         ["core-sink", pid, dir] => parts::exiting::core_sink(pid, Path::new(dir)),
         [part, dir] => play(part, Path::new(dir), None),
         [part, dir, nvml] => play(part, Path::new(dir), Some(nvml.into())),
-        _ => Err(io::Error::other("usage: scenario list | devices DIR | PART DIR [NVML.json]")),
+        _ => Err(io::Error::other("usage: scenario list | devices DIR [NVML.json] | PART DIR [NVML.json]")),
     }
 }
 

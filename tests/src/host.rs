@@ -23,7 +23,7 @@ pub struct Host {
 }
 
 impl Host {
-    /// Waits until no other scenario runs, and makes the device nodes. `Ok(None)`: not possible here; says why.
+    /// Waits until no other scenario runs, and makes the device nodes and an idle GPU's books. `Ok(None)`: not possible here; says why.
     ///
     /// # Errors
     /// When a program is missing or the device nodes cannot be made.
@@ -39,7 +39,7 @@ impl Host {
         // Traces are read as an unprivileged user from here.
         fs::set_permissions(dir.path(), Permissions::from_mode(0o755))?;
         let host = Host { dir, programs, core_pattern: fs::read_to_string(CORE_PATTERN).ok(), _lock: lock };
-        let made = host.program("scenario").arg("devices").arg(host.path("dev")).output()?;
+        let made = host.program("scenario").arg("devices").arg(host.path("dev")).arg(host.path("nvml.json")).output()?;
         if !made.status.success() {
             return Err(io::Error::other(String::from_utf8_lossy(&made.stderr).into_owned()));
         }

@@ -25,7 +25,8 @@ const TICK: Duration = Duration::from_millis(10);
 pub struct Member {
     /// PID.
     pub pid: u32,
-    start_ticks: u64,
+    /// Its start time, field 22 of /proc/PID/stat.
+    pub start_ticks: u64,
     /// Its descriptors, by whose memory they keep.
     pub held: BTreeMap<String, BTreeSet<i32>>,
 }

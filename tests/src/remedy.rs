@@ -1,11 +1,12 @@
 //! Doing what outlive proposes, to see whether it helps.
 //!
-//! Always true: only `kill -SIGNAL PID` with a process of the part as target is obeyed; a command that would signal
-//! anybody else is itself a difference.
+//! Always true: only `kill -SIGNAL PID`, perhaps after a check of the start time, with a process of the part as target is
+//! obeyed; a command that would signal anybody else is itself a difference.
 
 #![expect(unsafe_code, reason = "std sends no signals")]
 
 use std::io;
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -57,33 +58,25 @@ pub fn apply(play: &Play, look: &Look) -> io::Result<Vec<String>> {
     Ok(wrong)
 }
 
-/// Runs one proposal.
-fn obey(play: &Play, command: &str) -> io::Result<Vec<String>> {
-    let before_comment = command.split('#').next().unwrap_or_default();
-    let words: Vec<&str> = before_comment.split_whitespace().collect();
-    let ["kill", name, pids @ ..] = &words[..] else {
-        return Ok(vec![format!("the proposal is no kill command: {command}")]);
+/// Runs one proposal in a shell, as a user would, when it signals nobody but a living process of the part.
+fn obey(play: &Play, command: &str) -> io::Result<Option<String>> {
+    // The identity check comes first: `[ "$(...)" = TICKS ] && kill ...`.
+    let (check, kill) = command.rsplit_once("&&").map_or((None, command), |(check, kill)| (Some(check), kill));
+    let words: Vec<&str> = kill.split_whitespace().collect();
+    let ["kill", "-INT" | "-TERM" | "-KILL" | "-CONT", pid] = words[..] else {
+        return Ok(Some(format!("the proposal is no kill command: {command}")));
     };
-    let Some(number) = number(name) else {
-        return Ok(vec![format!("the proposal's signal is unknown: {command}")]);
-    };
-    let mut wrong = Vec::new();
-    for pid in pids {
-        let target = play.report.cast.iter().find(|(_, member)| pid.parse() == Ok(member.pid) && member.is_alive());
-        match target {
-            Some((name, member)) if name != "stage" && !member.has_ended() => signal(member.pid, number)?,
-            _ => wrong.push(format!("the proposal would signal a stranger, the dead or the innocent: {command}")),
+    let target = play.report.cast.iter().find(|(_, member)| pid.parse() == Ok(member.pid) && member.is_alive());
+    match target {
+        Some((name, member)) if name != "stage" && !member.has_ended() => {
+            if let Some(check) = check
+                && !check.trim_end().ends_with(&format!("= {} ]", member.start_ticks))
+            {
+                return Ok(Some(format!("the proposal checks for another start than {}: {command}", member.start_ticks)));
+            }
+            let status = Command::new("sh").args(["-c", command]).status()?;
+            Ok((!status.success()).then(|| format!("the proposal fails ({status}): {command}")))
         }
-    }
-    Ok(wrong)
-}
-
-fn number(name: &str) -> Option<i32> {
-    match name.trim_start_matches('-').trim_start_matches("SIG") {
-        "INT" => Some(libc::SIGINT),
-        "TERM" => Some(libc::SIGTERM),
-        "KILL" => Some(libc::SIGKILL),
-        "CONT" => Some(libc::SIGCONT),
-        _ => None,
+        _ => Ok(Some(format!("the proposal would signal a stranger, the dead or the innocent: {command}"))),
     }
 }
