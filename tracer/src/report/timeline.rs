@@ -7,7 +7,7 @@ use super::layout::{Paint, Style, duration};
 use crate::timeline::{Step, StepId, Timeline};
 
 /// Cells of the bar.
-const BAR: usize = 16;
+const BAR: usize = 10;
 
 /// All timelines.
 #[must_use]
@@ -24,7 +24,9 @@ fn one(t: &Timeline, style: &Style) -> String {
     let total = t.total_ns.map_or_else(String::new, |ns| format!(", {} in all", duration(ns)));
     let mut out = style.paint(Paint::Strong, &format!("{name} (PID {}){ended}{total}", t.pid));
     out.push('\n');
-    for step in &t.steps {
+    // A step that this process never took says nothing; one whose time is missing, or that is awaited, does.
+    let shown = |s: &&Step| style.verbose || s.at_ns.is_some() || s.awaited || !matches!(s.step, StepId::SignalSent | StepId::SignalDelivered | StepId::CoreDump);
+    for step in t.steps.iter().filter(shown) {
         out.push_str(&line(step, t.total_ns.unwrap_or(0), style));
     }
     if let Some(step) = t.waiting_for {
@@ -43,7 +45,7 @@ fn line(step: &Step, total: u64, style: &Style) -> String {
     };
     let bar = "#".repeat(share.min(BAR));
     let about = if step.inferred { "~" } else { " " };
-    let head = format!("  {clock:<13}{about}{:<16} {after:>10} {bar:<BAR$} ", label(step.step));
+    let head = format!("  {clock:<12} {about}{:<15} {after:>9} {bar:<BAR$} ", label(step.step));
     let room = style.width.saturating_sub(head.chars().count()).max(20);
     let what = super::layout::wrap(&escape(&step.what, 300), room, "", "");
     let indent = " ".repeat(head.chars().count());
