@@ -182,6 +182,8 @@ def scenario(host, name, command, what, cause, holders):
         section["took_ms"] = round(took * 1000)
         section["json"] = {"cold": cold, "offline": offline}
     finally:
+        if what in ("wait-crash", "kill-now"):
+            process.wait(60)  # its own end is what the timeline is about
         for pid in [p for k, v in locals().get("pids", {}).items() for p in (v if isinstance(v, list) else [v])]:
             if pid:
                 try:

@@ -126,7 +126,7 @@ static void pinned(size_t mib) {
 // SIGTERM is blocked, ignored or handled.
 static void on_term(int) {}
 static void stubborn(size_t mib, const char *how) {
-    hold(mib);
+    // Before CUDA starts its threads, so that they inherit the mask.
     if (strcmp(how, "term-ignored") == 0) signal(SIGTERM, SIG_IGN);
     if (strcmp(how, "term-handled") == 0) signal(SIGTERM, on_term);
     if (strcmp(how, "term-blocked") == 0) {
@@ -135,6 +135,7 @@ static void stubborn(size_t mib, const char *how) {
         sigaddset(&set, SIGTERM);
         sigprocmask(SIG_BLOCK, &set, nullptr);
     }
+    hold(mib);
     ready(getpid(), 0);
     forever();
 }
