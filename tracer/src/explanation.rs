@@ -350,3 +350,98 @@ impl Explanation {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::event::{ProcessId, What};
+    use crate::story::Story;
+
+    #[test]
+    fn having_looked_at_nothing_is_no_proof_that_nothing_is_held() {
+        assert_eq!(Story::cold().told().exit_code(), 4);
+        let mut story = Story::cold();
+        story.scanned();
+        assert_eq!(story.told().exit_code(), 0);
+    }
+
+    #[test]
+    fn a_zombie_holds_nothing_and_names_who_must_wait() {
+        let mut story = Story::warm();
+        let trainer = story.process(574, "python3");
+        story.uses_cuda(trainer);
+        story.dies(trainer, 0);
+        let told = story.told();
+        assert!(told.holdings.is_empty());
+        let zombie = &told.zombies[0];
+        assert_eq!((zombie.pid, zombie.comm.as_str(), zombie.used_gpu), (574, "python3", true));
+        assert_eq!(zombie.since.as_deref(), Some("2025-06-01T12:00:00.007Z"));
+        let parent = zombie.parent.as_ref().unwrap();
+        assert_eq!((parent.pid, parent.comm.as_deref()), (1, Some("systemd")));
+        story.reaped(trainer);
+        assert!(story.told().zombies.is_empty());
+    }
+
+    #[test]
+    fn losses_missing_hooks_and_a_late_start_are_limits_and_void_completeness() {
+        let mut story = Story::warm();
+        story.scanned();
+        assert!(story.told().covers.complete);
+        story.push(What::Lost { cause: "ring_full".into(), count: 7 });
+        let told = story.told();
+        assert!(!told.covers.complete);
+        assert!(told.limits.iter().any(|l| l.missing == "7 events lost (ring_full)"), "{:#?}", told.limits);
+        assert!(told.limits.iter().any(|l| l.missing == "NVML"));
+        assert!(Story::cold().told().limits.iter().any(|l| l.missing.contains("nothing was watching")));
+    }
+
+    #[test]
+    fn the_oom_killer_is_named() {
+        let mut story = Story::warm();
+        let trainer = story.process(574, "python3");
+        story.uses_cuda(trainer);
+        story.forks(trainer, 580, "python3");
+        story.push(What::OomVictim { pid: 574 });
+        story.signals(None, trainer, 9);
+        story.dies(trainer, 9);
+        let holding = story.holding();
+        assert!(holding.summary.contains("which the OOM killer ended at"), "{}", holding.summary);
+        assert_eq!(holding.owner.unwrap().exit.unwrap().by.as_deref(), Some("OOM killer"));
+    }
+
+    #[test]
+    fn an_xid_near_the_end_is_told_and_a_distant_one_is_not() {
+        let xid = |code| What::Xid { pci: "0000:0b:00".into(), code, pid: None, message: "GPU has fallen off".into() };
+        let mut story = Story::warm();
+        let trainer = story.process(574, "python3");
+        story.uses_cuda(trainer);
+        story.nvml(2_560, &[(574, 2_560)]);
+        story.forks(trainer, 580, "python3");
+        story.push(xid(31));
+        story.wait(300);
+        story.push(xid(79));
+        story.killed((ProcessId(12, 5), "bash"), trainer);
+        let evidence = story.holding().evidence;
+        assert!(evidence.iter().any(|e| e.what.contains("Xid 79")), "{evidence:#?}");
+        assert!(!evidence.iter().any(|e| e.what.contains("Xid 31")));
+    }
+
+    #[test]
+    fn names_cannot_break_out_of_a_command() {
+        let mut story = Story::warm();
+        let trainer = story.process(574, "x\nrm -rf /\u{1b}[2J");
+        story.uses_cuda(trainer);
+        let holding = story.holding();
+        let commands = holding.remedy.iter().filter_map(|r| r.command.as_deref());
+        assert!(commands.clone().count() == 3 && commands.clone().all(|c| !c.chars().any(char::is_control)));
+        assert!(!holding.summary.chars().any(char::is_control));
+    }
+
+    #[test]
+    fn pid_1_is_never_a_target() {
+        let mut story = Story::warm();
+        story.uses_cuda(ProcessId(1, 1));
+        let holding = story.holding();
+        assert_eq!(holding.owner.as_ref().map(|o| o.pid), Some(1));
+        assert!(holding.remedy.is_empty(), "{:#?}", holding.remedy);
+    }
+}

@@ -338,3 +338,164 @@ fn differs(old: &ProcessState, new: &ProcessState) -> bool {
     };
     plain(old) != plain(new)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::{Dev, Via};
+    use crate::explanation::{CauseId, explain};
+    use crate::story::{CTL, Story, bare, fold};
+
+    const SEC: u64 = 1_000_000_000;
+
+    fn task(pid: u32, parent: u32, comm: &str) -> TaskLine {
+        let id = |pid: u32| ProcessId(pid, u64::from(pid));
+        TaskLine {
+            id: id(pid),
+            tid: pid,
+            comm: comm.into(),
+            parent: id(parent),
+            cred: u64::from(pid),
+            state: 1,
+            live: 1,
+            pgrp: pid,
+            session: pid,
+            ..TaskLine::default()
+        }
+    }
+
+    fn held(pid: u32, fd: i32, dev: Dev, cred: Token) -> Hold {
+        let hold = bare(ProcessId(pid, u64::from(pid)), fd, 0x100 + fd as u64, dev);
+        Hold { cred: Some(cred), cloexec: Some(true), opened_cloexec: Some(true), ..hold }
+    }
+
+    /// PID 580 has what PID 574, a zombie, opened.
+    fn inherited() -> Snapshot {
+        let zombie = TaskLine { exit_state: EXIT_ZOMBIE, live: 0, exit_code: 9, ..task(574, 12, "python3") };
+        let child = TaskLine { flags: PF_FORKNOEXEC, pgrp: 574, session: 12, ..task(580, 1, "python3") };
+        Snapshot {
+            began: 10 * SEC,
+            ended: 11 * SEC,
+            tasks: vec![task(1, 0, "systemd"), task(12, 1, "bash"), zombie, child, task(99, 1, "cron")],
+            holds: vec![held(580, 5, CTL, 574)],
+            complete: true,
+            ..Snapshot::default()
+        }
+    }
+
+    fn applied(world: &mut World, snapshot: &Snapshot) -> Vec<Event> {
+        let events = snapshot.events(world);
+        events.iter().for_each(|event| world.apply(event));
+        events
+    }
+
+    #[test]
+    fn one_cold_look_explains_an_inherited_descriptor_by_the_zombies_credentials() {
+        let mut world = World::default();
+        applied(&mut world, &inherited());
+        let told = explain(&world);
+        assert_eq!(told.holdings[0].cause, CauseId::InheritedDescriptor);
+        assert_eq!(told.holdings[0].owner.as_ref().unwrap().pid, 574);
+        assert_eq!(told.zombies[0].parent.as_ref().unwrap().comm.as_deref(), Some("bash"));
+    }
+
+    #[test]
+    fn only_what_matters_is_told() {
+        let events = inherited().events(&World::default());
+        assert!(!events.iter().any(|e| matches!(&e.what, What::Process(info) if info.id.tgid() == 99)));
+    }
+
+    #[test]
+    fn a_second_look_at_an_unchanged_host_says_only_that_it_looked() {
+        let mut world = World::default();
+        let snapshot = inherited();
+        applied(&mut world, &snapshot);
+        let again = Snapshot { began: 20 * SEC, ended: 21 * SEC, ..snapshot };
+        let events = applied(&mut world, &again);
+        assert_eq!(events.len(), 1, "{events:#?}");
+        assert!(matches!(events[0].what, What::Scan { processes: 5, zombies: 1, complete: true, .. }));
+    }
+
+    #[test]
+    fn what_is_not_found_any_more_is_dropped_and_who_is_gone_is_gone() {
+        let mut world = World::default();
+        applied(&mut world, &inherited());
+        let mut later = Snapshot { began: 20 * SEC, ended: 21 * SEC, ..inherited() };
+        later.holds.clear();
+        later.tasks.retain(|t| t.id.tgid() != 580);
+        applied(&mut world, &later);
+        assert_eq!(world.files().count(), 0);
+        assert_eq!(world.process(ProcessId(580, 580)).unwrap().stage(), Stage::Gone);
+    }
+
+    #[test]
+    fn an_incomplete_look_proves_no_absence() {
+        let mut world = World::default();
+        applied(&mut world, &inherited());
+        let blind = Snapshot { began: 20 * SEC, ended: 21 * SEC, complete: false, ..Snapshot::default() };
+        applied(&mut world, &blind);
+        assert_eq!(world.files().count(), 1);
+        assert!(world.process(ProcessId(580, 580)).unwrap().is_alive());
+    }
+
+    #[test]
+    fn what_came_while_the_look_ran_is_not_dropped() {
+        let mut story = Story::warm();
+        let trainer = story.process(574, "python3");
+        let hold = story.opens(trainer, CTL);
+        let world = story.world();
+        let line = TaskLine { id: trainer, ..task(574, 1, "python3") };
+        let look = Snapshot { began: 1, ended: story.now + 1, tasks: vec![line], complete: true, ..Snapshot::default() };
+        assert!(!look.events(&world).iter().any(|e| matches!(e.what, What::Drop { .. })), "{hold:?}");
+    }
+
+    #[test]
+    fn what_was_closed_while_the_look_ran_does_not_come_back() {
+        let mut story = Story::warm();
+        let trainer = story.process(574, "python3");
+        let hold = story.opens(trainer, CTL);
+        let began = story.now;
+        story.push(What::Drop { id: trainer, tid: None, fd: hold.fd, file: hold.file });
+        let mut world = story.world();
+        let line = TaskLine { id: trainer, ..task(574, 1, "python3") };
+        let seen = Hold { via: None, opener: None, ..hold };
+        let look = Snapshot { began, ended: story.now + 1, tasks: vec![line], holds: vec![seen], complete: true, ..Snapshot::default() };
+        applied(&mut world, &look);
+        assert_eq!(world.files().count(), 0);
+    }
+
+    #[test]
+    fn a_scan_never_overrides_what_a_hook_saw() {
+        let mut story = Story::warm();
+        let trainer = story.process(574, "python3");
+        let hold = story.opens(trainer, CTL);
+        let child = story.forks(trainer, 580, "python3");
+        let mut world = story.world();
+        let lines = [(trainer, 574), (child, 580)].map(|(id, pid)| TaskLine { id, ..task(pid, 1, "python3") });
+        let seen = |id| Hold { id, via: None, opener: None, cred: Some(574), ..hold.clone() };
+        let look = Snapshot {
+            began: story.now + 1,
+            ended: story.now + 2,
+            tasks: lines.to_vec(),
+            holds: vec![seen(trainer), seen(child)],
+            complete: true,
+            ..Snapshot::default()
+        };
+        applied(&mut world, &look);
+        let file = world.files().next().unwrap();
+        let via: Vec<Option<Via>> = file.holders.values().map(|holder| holder.via).collect();
+        assert_eq!(via, [Some(Via::Opened), Some(Via::Fork)]);
+    }
+
+    #[test]
+    fn a_pid_that_nvml_names_and_nobody_has_is_said_to_be_absent_once() {
+        let mut story = Story::cold();
+        story.nvml(700, &[(4_000, 700)]);
+        let mut world = fold(&story.events);
+        let look = Snapshot { began: story.now, ended: story.now + 1, ..inherited() };
+        let absent = |events: &[Event]| events.iter().filter(|e| e.what == What::ProcessGone { id: ProcessId(4_000, 0) }).count();
+        assert_eq!(absent(&applied(&mut world, &look)), 1);
+        assert_eq!(absent(&applied(&mut world, &look)), 0);
+        assert!(world.is_absent(4_000) && world.unknown_pids().is_empty());
+    }
+}

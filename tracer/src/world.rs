@@ -18,6 +18,10 @@ pub mod host;
 pub mod process;
 mod retire;
 pub mod signal;
+#[cfg(test)]
+mod properties;
+#[cfg(test)]
+mod tests;
 
 use crate::event::{BootNs, Event, Header, ProcessId, ProcessState, Token, What};
 use crate::explanation::LimitPart;

@@ -59,3 +59,45 @@ fn fatal(process: &Process) -> Option<&SignalRecord> {
     let taken = |r: &&SignalRecord| r.delivered.is_some_and(|(_, action)| action == Action::Default);
     process.signals.iter().rev().filter(taken).find(|r| signal::dumps_core(r.sig))
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::event::Action;
+    use crate::explanation::{CauseId, Confidence};
+    use crate::story::Story;
+
+    #[test]
+    fn a_dump_in_progress_is_the_reason_although_the_signal_was_fatal() {
+        let mut story = Story::warm();
+        let trainer = story.process(574, "python3");
+        story.uses_cuda(trainer);
+        story.signals(Some((trainer, "python3")), trainer, 6);
+        story.delivered(trainer, 6, Action::Default);
+        assert_eq!((story.holding().cause, story.holding().confidence), (CauseId::CoreDump, Confidence::Inferred));
+        story.stands(trainer, "D", |s| s.dumping_core = true);
+        let holding = story.holding();
+        assert_eq!((holding.cause, holding.confidence), (CauseId::CoreDump, Confidence::Exact));
+        assert!(holding.summary.contains("which is dying of SIGABRT at 12:00:00 UTC: its core dump is still being written"), "{}", holding.summary);
+        assert_eq!(holding.remedy[0].command, None);
+    }
+
+    #[test]
+    fn once_threads_leave_the_dump_is_over() {
+        let mut story = Story::warm();
+        let trainer = story.process(574, "python3");
+        story.uses_cuda(trainer);
+        story.delivered(trainer, 6, Action::Default);
+        story.stands(trainer, "D", |s| s.dumping_core = true);
+        story.thread_exits(trainer, 574, 0x86, Some(0x86), 1);
+        assert_eq!(story.holding().cause, CauseId::TeardownRunning);
+    }
+
+    #[test]
+    fn a_caught_sigabrt_dumps_nothing() {
+        let mut story = Story::warm();
+        let trainer = story.process(574, "python3");
+        story.uses_cuda(trainer);
+        story.delivered(trainer, 6, Action::Handled);
+        assert_eq!(story.holding().cause, CauseId::OwnerAlive);
+    }
+}

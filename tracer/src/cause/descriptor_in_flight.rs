@@ -60,3 +60,80 @@ fn fds(holders: &[&super::case::HolderView<'_>]) -> String {
     fds.dedup();
     words::list(&fds.iter().map(ToString::to_string).collect::<Vec<_>>(), 4)
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::event::{Hold, ProcessId, Via, What};
+    use crate::explanation::{CauseId, Confidence};
+    use crate::story::{CTL, Story};
+
+    const BASH: (ProcessId, &str) = (ProcessId(12, 5), "bash");
+
+    fn sent(story: &mut Story) -> (ProcessId, Hold) {
+        let trainer = story.process(574, "python3");
+        let files = story.uses_cuda(trainer);
+        story.push(What::Sent { id: trainer, file: files[0].file, dev: CTL, socket: Some(4242) });
+        (trainer, files[0].clone())
+    }
+
+    #[test]
+    fn a_message_that_nobody_reads_keeps_the_memory() {
+        let mut story = Story::warm();
+        let reader = story.process(300, "server");
+        let (trainer, file) = sent(&mut story);
+        story.killed(BASH, trainer);
+        story.nvml(2_048, &[]);
+        story.found(&Hold { id: reader, fd: 7, via: Some(Via::InFlight), ..file });
+        story.scanned();
+        let holding = story.holding();
+        assert_eq!(holding.cause, CauseId::DescriptorInFlight);
+        assert_eq!(holding.bytes, Some(2_048 << 20));
+        assert_eq!((holding.holders[0].pid, holding.holders[0].via), (300, Via::InFlight));
+        assert!(holding.summary.ends_with("its GPU file waits unread in a unix socket of server (PID 300)."), "{}", holding.summary);
+        assert_eq!(holding.remedy[0].command, None);
+    }
+
+    #[test]
+    fn a_sending_without_a_receipt_is_inferred_before_any_scan() {
+        let mut story = Story::warm();
+        let (trainer, _) = sent(&mut story);
+        story.killed(BASH, trainer);
+        let holding = story.holding();
+        assert_eq!((holding.cause, holding.confidence), (CauseId::DescriptorInFlight, Confidence::Inferred));
+        assert!(holding.holders.is_empty());
+        assert_eq!(holding.owner.unwrap().pid, 574);
+    }
+
+    #[test]
+    fn a_complete_scan_that_finds_no_message_ends_it() {
+        let mut story = Story::warm();
+        let (trainer, _) = sent(&mut story);
+        story.killed(BASH, trainer);
+        story.scanned();
+        assert!(story.told().holdings.is_empty());
+    }
+
+    #[test]
+    fn an_io_uring_is_named_as_such() {
+        let mut story = Story::warm();
+        let server = story.process(300, "server");
+        let trainer = story.process(574, "python3");
+        let files = story.uses_cuda(trainer);
+        story.found(&Hold { id: server, fd: 7, via: Some(Via::IoUring), ..files[0].clone() });
+        story.killed(BASH, trainer);
+        let holding = story.holding();
+        assert_eq!(holding.cause, CauseId::DescriptorInFlight);
+        assert!(holding.summary.contains("is registered in an io_uring of server (PID 300)"), "{}", holding.summary);
+    }
+
+    #[test]
+    fn a_descriptor_in_a_table_answers_before_one_in_flight() {
+        let mut story = Story::warm();
+        let reader = story.process(300, "server");
+        let (trainer, file) = sent(&mut story);
+        story.forks(trainer, 580, "python3");
+        story.found(&Hold { id: reader, fd: 7, via: Some(Via::InFlight), ..file });
+        story.killed(BASH, trainer);
+        assert_eq!(story.holding().cause, CauseId::InheritedDescriptor);
+    }
+}

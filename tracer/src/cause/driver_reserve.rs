@@ -34,3 +34,40 @@ pub fn judge(case: &Case<'_>) -> Option<Verdict> {
         remedies: Vec::new(),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::event::What;
+    use crate::explanation::{CauseId, Confidence};
+    use crate::story::{MIB, Story};
+
+    #[test]
+    fn the_reserve_of_an_idle_gpu_is_no_leak() {
+        let mut story = Story::cold();
+        story.nvml(0, &[]);
+        story.scanned();
+        let holding = story.holding();
+        assert_eq!((holding.cause, holding.confidence), (CauseId::DriverReserve, Confidence::Exact));
+        assert_eq!(holding.summary, "615 MiB on GPU 0 are the driver's and firmware's own reserve: not a leak.");
+        assert_eq!(story.told().exit_code(), 0);
+        assert_eq!(story.told().gpus[0].attributed_bytes, Some(0));
+    }
+
+    #[test]
+    fn an_old_nvml_that_counts_the_reserve_as_used_raises_no_alarm() {
+        let mut story = Story::cold();
+        story.push(What::GpuMemory { gpu: 0, total: 143_771 * MIB, used: 256 * MIB, reserved: None });
+        story.scanned();
+        let holding = story.holding();
+        assert_eq!((holding.cause, holding.confidence), (CauseId::DriverReserve, Confidence::Inferred));
+        assert_eq!(story.told().exit_code(), 0);
+    }
+
+    #[test]
+    fn more_than_any_reserve_is_not_called_one() {
+        let mut story = Story::cold();
+        story.push(What::GpuMemory { gpu: 0, total: 143_771 * MIB, used: 4_000 * MIB, reserved: None });
+        story.scanned();
+        assert_eq!(story.holding().cause, CauseId::NoHolder);
+    }
+}

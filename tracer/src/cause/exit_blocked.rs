@@ -65,3 +65,75 @@ fn verdict(case: &Case<'_>, ending: &ending::Ending<'_>, thread: &StuckThread, p
         remedies,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::event::{ProcessId, StuckThread};
+    use crate::explanation::{CauseId, Confidence, Holding};
+    use crate::story::Story;
+
+    const BASH: (ProcessId, &str) = (ProcessId(12, 5), "bash");
+
+    fn stuck(letter: &str, stack: &[&str]) -> StuckThread {
+        let stack = stack.iter().map(|frame| (*frame).to_owned()).collect();
+        StuckThread { tid: 577, state: letter.into(), exiting: false, stack }
+    }
+
+    /// SIGKILL was sent half a minute ago and the memory stays.
+    fn killed_in_vain(thread: StuckThread) -> Holding {
+        let mut story = Story::warm();
+        let trainer = story.process(574, "EngineCore");
+        story.uses_cuda(trainer);
+        story.nvml(2_560, &[(574, 2_560)]);
+        story.signals(Some(BASH), trainer, 9);
+        story.wait(30);
+        story.used(2_560);
+        story.stands(trainer, "R", |s| (s.pending, s.stuck) = (1 << 8, vec![thread]));
+        story.holding()
+    }
+
+    #[test]
+    fn a_driver_frame_means_the_driver_even_for_a_spinning_thread() {
+        let holding = killed_in_vain(stuck("R", &["uvm_spin_loop+0x1c/0x90 [nvidia_uvm]", "uvm_ioctl+0x1/0x2 [nvidia_uvm]"]));
+        assert_eq!((holding.cause, holding.confidence), (CauseId::ExitBlockedInDriver, Confidence::Exact));
+        assert_eq!(
+            holding.summary,
+            "2.5 GiB on GPU 0 belongs to EngineCore (PID 574), which cannot die: thread 577 spins inside the NVIDIA driver \
+             (uvm_spin_loop+0x1c/0x90 [nvidia_uvm])."
+        );
+        assert!(holding.remedy.iter().all(|r| r.command.as_deref().is_none_or(|c| !c.starts_with("kill"))));
+    }
+
+    #[test]
+    fn without_a_driver_frame_the_gpu_is_innocent() {
+        let holding = killed_in_vain(stuck("D", &["request_wait_answer+0x1/0x2 [fuse]", "fuse_read+0x1/0x2 [fuse]"]));
+        assert_eq!(holding.cause, CauseId::ExitBlockedElsewhere);
+        assert!(holding.summary.contains("thread 577 is stuck in kernel code outside the NVIDIA driver (request_wait_answer"));
+    }
+
+    #[test]
+    fn without_a_stack_it_cannot_be_told_and_says_what_to_read() {
+        let holding = killed_in_vain(stuck("D", &[]));
+        assert_eq!(holding.cause, CauseId::Unknown);
+        assert!(holding.summary.contains("cat /proc/574/task/*/stack"), "{}", holding.summary);
+    }
+
+    #[test]
+    fn a_fresh_sigkill_is_given_time() {
+        let mut story = Story::warm();
+        let trainer = story.process(574, "EngineCore");
+        story.uses_cuda(trainer);
+        story.signals(Some(BASH), trainer, 9);
+        story.stands(trainer, "D", |s| s.stuck = vec![stuck("D", &["x+0x1/0x2 [nvidia]"])]);
+        assert_eq!(story.holding().cause, CauseId::TeardownRunning);
+    }
+
+    #[test]
+    fn a_thread_in_the_driver_without_any_signal_is_a_living_owner() {
+        let mut story = Story::warm();
+        let trainer = story.process(574, "EngineCore");
+        story.uses_cuda(trainer);
+        story.stands(trainer, "D", |s| s.stuck = vec![stuck("D", &["x+0x1/0x2 [nvidia]"])]);
+        assert_eq!(story.holding().cause, CauseId::OwnerAlive);
+    }
+}

@@ -43,3 +43,61 @@ pub fn judge(case: &Case<'_>) -> Option<Verdict> {
         remedies: remedy::end_all(case, &[process]),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::event::{Hold, ProcessId, Via};
+    use crate::explanation::CauseId;
+    use crate::story::{CTL, Story, bare};
+
+    #[test]
+    fn a_dead_main_thread_with_a_live_one_is_a_living_owner() {
+        let mut story = Story::warm();
+        let trainer = story.process(574, "python3");
+        story.uses_cuda(trainer);
+        story.nvml(2_566, &[(574, 2_566)]);
+        story.thread_exits(trainer, 574, 0, None, 3);
+        story.scanned();
+        let holding = story.holding();
+        assert_eq!(holding.cause, CauseId::LeaderExited);
+        assert_eq!(
+            holding.summary,
+            "2.5 GiB on GPU 0 belongs to python3 (PID 574): its main thread exited at 12:00:00 UTC, so it looks like a zombie, \
+             but 3 threads live on and hold everything."
+        );
+        assert_eq!(holding.holders[0].via, Via::Thread);
+        assert_eq!(story.told().exit_code(), 3);
+    }
+
+    #[test]
+    fn when_the_last_thread_left_too_it_is_an_ordinary_exit() {
+        let mut story = Story::warm();
+        let trainer = story.process(574, "python3");
+        story.uses_cuda(trainer);
+        story.thread_exits(trainer, 574, 0, None, 1);
+        story.thread_exits(trainer, 575, 0, None, 0);
+        assert_eq!(story.holding().cause, CauseId::TeardownRunning);
+    }
+
+    #[test]
+    fn a_worker_thread_that_ends_is_nothing() {
+        let mut story = Story::warm();
+        let trainer = story.process(574, "python3");
+        story.uses_cuda(trainer);
+        story.thread_exits(trainer, 575, 0, None, 3);
+        assert_eq!(story.holding().cause, CauseId::OwnerAlive);
+    }
+
+    #[test]
+    fn cold_the_descriptors_are_found_in_the_thread() {
+        let mut story = Story::cold();
+        let trainer = ProcessId(574, 900);
+        story.info(trainer, "python3", |info| info.cred = Some(66));
+        story.found(&Hold { tid: Some(577), cred: Some(66), ..bare(trainer, 5, 5, CTL) });
+        story.stands(trainer, "Z", |s| (s.leader_exited, s.live_threads) = (true, 1));
+        story.scanned();
+        let holding = story.holding();
+        assert_eq!(holding.cause, CauseId::LeaderExited);
+        assert!(holding.evidence.iter().any(|e| e.what.contains("/proc/574/task/TID/fd of thread 577")), "{:#?}", holding.evidence);
+    }
+}

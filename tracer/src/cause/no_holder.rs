@@ -54,3 +54,63 @@ pub fn judge(case: &Case<'_>) -> Option<Verdict> {
         ],
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::event::{ProcessId, What};
+    use crate::explanation::{CauseId, Confidence};
+    use crate::story::{MIB, Story};
+
+    #[test]
+    fn memory_that_nobody_holds_is_said_to_be_lost_with_what_was_ruled_out() {
+        let mut story = Story::cold();
+        story.nvml(700, &[]);
+        story.scanned();
+        let holding = story.holding();
+        assert_eq!((holding.cause, holding.bytes), (CauseId::NoHolder, Some(700 * MIB)));
+        assert!(holding.evidence.iter().any(|e| e.what.starts_with("Ruled out: a descriptor in any of 300 processes")));
+        let told = story.told();
+        assert_eq!(told.exit_code(), 3);
+        assert_eq!(told.gpus[0].unexplained_bytes, Some(700 * MIB));
+    }
+
+    #[test]
+    fn a_dead_pid_of_nvml_without_any_file_is_named() {
+        let mut story = Story::cold();
+        story.nvml(700, &[(574, 700)]);
+        story.push(What::ProcessGone { id: ProcessId(574, 0) });
+        story.scanned();
+        let holding = story.holding();
+        assert_eq!(holding.cause, CauseId::NoHolder);
+        assert_eq!(holding.owner.unwrap().pid, 574);
+    }
+
+    #[test]
+    fn without_a_scan_nobody_can_say_so() {
+        let mut story = Story::cold();
+        story.nvml(700, &[]);
+        let holding = story.holding();
+        assert_eq!((holding.cause, holding.confidence), (CauseId::Unknown, Confidence::Unknown));
+        assert_eq!(story.told().exit_code(), 4);
+    }
+
+    #[test]
+    fn from_inside_a_pid_namespace_nobody_can_say_so() {
+        let mut story = Story::cold();
+        let What::Header(header) = &mut story.events[0].what else { panic!("the first event is the header") };
+        header.initial_pid_namespace = false;
+        story.nvml(700, &[]);
+        story.scanned();
+        let holding = story.holding();
+        assert_eq!(holding.cause, CauseId::Unknown);
+        assert!(holding.summary.contains("the processes outside this PID namespace"), "{}", holding.summary);
+    }
+
+    #[test]
+    fn less_than_16_mib_is_noise() {
+        let mut story = Story::cold();
+        story.nvml(12, &[]);
+        story.scanned();
+        assert_eq!(story.holding().cause, CauseId::DriverReserve);
+    }
+}

@@ -63,3 +63,69 @@ fn dead_launcher(case: &Case<'_>, process: &Process, notes: &mut Vec<Note>) -> O
     notes.push(note(None, format!("{name} is in the {what} of PID {pid}, which no longer exists: that it launched {name} is deduced")));
     Some((format!("PID {pid}"), false))
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::event::{ProcessId, What};
+    use crate::explanation::{CauseId, Confidence};
+    use crate::story::{CTL, Story, bare};
+
+    fn served(story: &mut Story) -> (ProcessId, ProcessId) {
+        let server = story.process(500, "api_server");
+        let worker = story.forks(server, 574, "EngineCore");
+        story.uses_cuda(worker);
+        (server, worker)
+    }
+
+    #[test]
+    fn a_worker_whose_launcher_was_killed_is_an_orphan() {
+        let mut story = Story::warm();
+        let (server, _) = served(&mut story);
+        story.killed((ProcessId(12, 5), "bash"), server);
+        story.scanned();
+        let holding = story.holding();
+        assert_eq!((holding.cause, holding.confidence), (CauseId::OrphanedProcess, Confidence::Exact));
+        assert!(holding.summary.contains("although its launcher api_server (PID 500) is gone"), "{}", holding.summary);
+        assert!(holding.evidence.iter().any(|e| e.what == "bash (PID 12) sent SIGKILL to api_server (PID 500)"));
+    }
+
+    #[test]
+    fn a_worker_of_a_living_launcher_is_not() {
+        let mut story = Story::warm();
+        served(&mut story);
+        assert_eq!(story.holding().cause, CauseId::OwnerAlive);
+    }
+
+    #[test]
+    fn a_shell_job_that_leads_its_group_outlives_the_shell_on_purpose() {
+        let mut story = Story::warm();
+        let (server, worker) = served(&mut story);
+        story.info(worker, "EngineCore", |info| info.pgrp = Some(574));
+        story.killed((ProcessId(12, 5), "bash"), server);
+        assert_eq!(story.holding().cause, CauseId::OwnerAlive);
+    }
+
+    fn cold(story: &mut Story, pgrp: u32, session: u32) -> CauseId {
+        let worker = ProcessId(574, 900);
+        story.info(worker, "EngineCore", |info| {
+            (info.cred, info.pgrp, info.session) = (Some(66), Some(pgrp), Some(session));
+        });
+        let mut hold = bare(worker, 5, 5, CTL);
+        hold.cred = Some(66);
+        story.found(&hold);
+        story.push(What::ProcessGone { id: ProcessId(500, 0) });
+        story.scanned();
+        story.holding().cause
+    }
+
+    #[test]
+    fn cold_a_dead_group_leader_tells_it() {
+        assert_eq!(cold(&mut Story::cold(), 500, 1), CauseId::OrphanedProcess);
+    }
+
+    #[test]
+    fn cold_a_session_leader_is_a_daemon() {
+        assert_eq!(cold(&mut Story::cold(), 500, 574), CauseId::OwnerAlive);
+        assert_eq!(cold(&mut Story::cold(), 1, 1), CauseId::OwnerAlive);
+    }
+}

@@ -83,3 +83,90 @@ fn remarks(process: &Process) -> Vec<Note> {
     }
     notes
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::event::{Action, ProcessId};
+    use crate::explanation::{CauseId, Confidence};
+    use crate::story::{CTL, Story, bare};
+
+    #[test]
+    fn a_living_owner_is_listed_and_is_no_alarm() {
+        let mut story = Story::warm();
+        let trainer = story.process(574, "python3");
+        story.uses_cuda(trainer);
+        story.stands(trainer, "S", |_| {});
+        story.nvml(2_560, &[(574, 2_560)]);
+        story.scanned();
+        let holding = story.holding();
+        assert_eq!((holding.cause, holding.confidence), (CauseId::OwnerAlive, Confidence::Exact));
+        assert_eq!(holding.summary, "2.5 GiB on GPU 0 belongs to python3 (PID 574), which is alive (sleeping).");
+        assert_eq!(story.told().exit_code(), 0);
+    }
+
+    #[test]
+    fn an_old_sigint_of_a_notebook_is_a_remark() {
+        let mut story = Story::warm();
+        let kernel = story.process(574, "ipykernel");
+        story.uses_cuda(kernel);
+        story.signals(Some((ProcessId(12, 5), "jupyter")), kernel, 2);
+        story.delivered(kernel, 2, Action::Handled);
+        story.wait(3_600);
+        story.scanned();
+        let holding = story.holding();
+        assert_eq!(holding.cause, CauseId::OwnerAlive);
+        let said = "jupyter (PID 12) sent SIGINT to ipykernel (PID 574), which was caught by a handler";
+        assert!(holding.evidence.iter().any(|e| e.what == said), "{:#?}", holding.evidence);
+    }
+
+    #[test]
+    fn cold_equal_credentials_prove_the_owner() {
+        let mut story = Story::cold();
+        let trainer = ProcessId(574, 900);
+        story.info(trainer, "python3", |info| info.cred = Some(66));
+        let mut hold = bare(trainer, 5, 5, CTL);
+        hold.cred = Some(66);
+        story.found(&hold);
+        story.scanned();
+        let holding = story.holding();
+        assert_eq!((holding.cause, holding.confidence), (CauseId::OwnerAlive, Confidence::Exact));
+    }
+
+    #[test]
+    fn cold_a_daemon_that_changed_its_user_is_still_its_own_owner() {
+        let mut story = Story::cold();
+        let daemon = ProcessId(400, 900);
+        story.info(daemon, "nvidia-persiste", |info| {
+            (info.cred, info.never_execed) = (Some(77), Some(false));
+            (info.pgrp, info.session) = (Some(400), Some(400));
+        });
+        let mut hold = bare(daemon, 5, 5, CTL);
+        (hold.cred, hold.cloexec, hold.opened_cloexec) = (Some(66), Some(true), Some(true));
+        story.found(&hold);
+        story.nvml(0, &[]);
+        story.scanned();
+        let told = story.told();
+        assert_eq!(told.holdings[0].cause, CauseId::OwnerAlive);
+        assert_eq!(told.holdings[0].confidence, Confidence::Inferred);
+        assert_eq!(told.exit_code(), 0);
+    }
+
+    #[test]
+    fn a_recycled_pid_is_not_blamed_for_what_nvml_charged_before_it_started() {
+        let mut story = Story::warm();
+        let trainer = story.process(574, "python3");
+        story.uses_cuda(trainer);
+        story.nvml(2_560, &[(574, 2_560)]);
+        let worker = story.forks(trainer, 580, "python3");
+        story.killed((ProcessId(12, 5), "bash"), trainer);
+        story.wait(60);
+        story.process(574, "vim");
+        story.scanned();
+        let holding = story.holding();
+        assert_eq!(holding.cause, CauseId::InheritedDescriptor);
+        assert_eq!(holding.owner.unwrap().comm.as_deref(), Some("python3"));
+        assert_eq!(holding.holders[0].pid, worker.tgid());
+        let said = "NVML's PID 574 is vim (PID 574) by now, which has nothing to do with it: the number was used again";
+        assert!(holding.evidence.iter().any(|e| e.what == said), "{:#?}", holding.evidence);
+    }
+}

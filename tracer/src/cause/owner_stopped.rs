@@ -108,3 +108,84 @@ fn stopped(case: &Case<'_>, process: &Process) -> Option<Found> {
     );
     Some((how, notes, go_on))
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::event::{Action, ProcessId};
+    use crate::explanation::CauseId;
+    use crate::story::Story;
+
+    const BASH: (ProcessId, &str) = (ProcessId(12, 5), "bash");
+
+    fn trainer(story: &mut Story) -> ProcessId {
+        let trainer = story.process(574, "python3");
+        story.uses_cuda(trainer);
+        trainer
+    }
+
+    #[test]
+    fn ctrl_z_is_named_with_its_sender_and_a_pending_sigterm() {
+        let mut story = Story::warm();
+        let trainer = trainer(&mut story);
+        story.signals(None, trainer, 20);
+        story.delivered(trainer, 20, Action::Default);
+        story.stands(trainer, "T", |s| s.pending = 1 << 14);
+        story.signals(Some(BASH), trainer, 15);
+        let holding = story.holding();
+        assert_eq!(holding.cause, CauseId::OwnerStopped);
+        assert!(holding.summary.contains("which SIGTSTP stopped at 12:00:00 UTC; a stopped process keeps its GPU memory."), "{}", holding.summary);
+        assert!(holding.evidence.iter().any(|e| e.what == "SIGTERM is pending and waits until python3 (PID 574) continues"));
+        assert!(holding.remedy[0].command.as_deref().unwrap().starts_with("kill -CONT 574   # python3"));
+    }
+
+    #[test]
+    fn the_signal_alone_tells_it_before_any_scan() {
+        let mut story = Story::warm();
+        let trainer = trainer(&mut story);
+        story.signals(Some(BASH), trainer, 19);
+        story.delivered(trainer, 19, Action::Default);
+        assert!(story.holding().summary.contains("which SIGSTOP from bash (PID 12) stopped"));
+    }
+
+    #[test]
+    fn a_continued_process_is_not_stopped() {
+        let mut story = Story::warm();
+        let trainer = trainer(&mut story);
+        story.signals(Some(BASH), trainer, 19);
+        story.delivered(trainer, 19, Action::Default);
+        story.stands(trainer, "T", |_| {});
+        story.signals(Some(BASH), trainer, 18);
+        assert_eq!(story.holding().cause, CauseId::OwnerAlive);
+    }
+
+    #[test]
+    fn a_caught_sigtstp_stops_nothing() {
+        let mut story = Story::warm();
+        let trainer = trainer(&mut story);
+        story.signals(None, trainer, 20);
+        story.delivered(trainer, 20, Action::Handled);
+        assert_eq!(story.holding().cause, CauseId::OwnerAlive);
+    }
+
+    #[test]
+    fn cold_a_debugger_is_named() {
+        let mut story = Story::cold();
+        let gdb = story.process(700, "gdb");
+        let trainer = trainer(&mut story);
+        story.stands(trainer, "t", |s| s.tracer = Some(gdb));
+        let holding = story.holding();
+        assert!(holding.summary.contains("which gdb (PID 700) holds in a ptrace stop"), "{}", holding.summary);
+        assert!(holding.remedy[0].command.as_deref().unwrap().starts_with("kill -TERM 700   # gdb"));
+    }
+
+    #[test]
+    fn a_frozen_cgroup_is_thawed_not_killed() {
+        let mut story = Story::cold();
+        let trainer = trainer(&mut story);
+        story.info(trainer, "python3", |info| info.cgroup = Some("/docker/3f2a".into()));
+        story.stands(trainer, "S", |s| s.frozen = true);
+        let holding = story.holding();
+        assert!(holding.summary.contains("which is frozen with its cgroup"));
+        assert!(holding.remedy[0].command.as_deref().unwrap().starts_with("echo 0 > /sys/fs/cgroup/docker/3f2a/cgroup.freeze"));
+    }
+}

@@ -74,3 +74,97 @@ fn summary(case: &Case<'_>, received: &[&HolderView<'_>]) -> String {
     let still = if files == "a GPU file" { "it" } else { "them" };
     format!("{} {belonged}; {who} {how} and still {has} {still} open.", case.what())
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::event::{Hold, ProcessId, Via, What};
+    use crate::explanation::{CauseId, Confidence};
+    use crate::story::{CTL, Story, bare};
+
+    const BASH: (ProcessId, &str) = (ProcessId(12, 5), "bash");
+
+    /// The broker exists before the trainer and receives one file from it.
+    fn brokered(story: &mut Story) -> (ProcessId, ProcessId) {
+        let broker = story.process(300, "broker");
+        let trainer = story.process(574, "python3");
+        let files = story.uses_cuda(trainer);
+        story.push(What::Sent { id: trainer, file: files[0].file, dev: CTL, socket: Some(4242) });
+        story.found(&Hold { id: broker, fd: 9, via: Some(Via::ScmRights), cloexec: Some(false), ..files[0].clone() });
+        (broker, trainer)
+    }
+
+    #[test]
+    fn a_receiver_keeps_the_memory_of_a_dead_sender() {
+        let mut story = Story::warm();
+        let (broker, trainer) = brokered(&mut story);
+        story.killed(BASH, trainer);
+        story.nvml(2_571, &[(574, 2_571)]);
+        story.scanned();
+        let holding = story.holding();
+        assert_eq!((holding.cause, holding.confidence), (CauseId::PassedDescriptor, Confidence::Exact));
+        assert_eq!((holding.holders[0].pid, holding.holders[0].via), (broker.tgid(), Via::ScmRights));
+        assert!(holding.summary.ends_with("broker (PID 300) received a GPU file of it over a unix socket and still has it open."), "{}", holding.summary);
+        assert!(holding.evidence.iter().any(|e| e.what == "broker (PID 300) received 1 GPU file over a unix socket from python3 (PID 574)"));
+    }
+
+    #[test]
+    fn with_a_forked_child_as_well_it_is_inherited() {
+        let mut story = Story::warm();
+        let (_, trainer) = brokered(&mut story);
+        story.forks(trainer, 580, "python3");
+        story.killed(BASH, trainer);
+        let holding = story.holding();
+        assert_eq!(holding.cause, CauseId::InheritedDescriptor);
+        assert_eq!(holding.holders.len(), 2);
+    }
+
+    #[test]
+    fn a_child_forked_from_the_receiver_is_still_a_passing() {
+        let mut story = Story::warm();
+        let (broker, trainer) = brokered(&mut story);
+        story.forks(broker, 580, "broker");
+        story.killed(BASH, trainer);
+        let holding = story.holding();
+        assert_eq!((holding.cause, holding.holders.len()), (CauseId::PassedDescriptor, 2));
+    }
+
+    #[test]
+    fn a_receiver_of_a_living_sender_is_no_cause() {
+        let mut story = Story::warm();
+        brokered(&mut story);
+        assert_eq!(story.holding().cause, CauseId::OwnerAlive);
+    }
+
+    fn cold(story: &mut Story, execed: bool, cloexec: bool) -> crate::explanation::Holding {
+        let broker = ProcessId(300, 900);
+        story.info(broker, "broker", |info| {
+            info.never_execed = Some(!execed);
+            info.cred = Some(77);
+        });
+        let mut hold = bare(broker, 5, 5, CTL);
+        (hold.cred, hold.cloexec, hold.opened_cloexec) = (Some(66), Some(cloexec), Some(true));
+        story.found(&hold);
+        story.nvml(2_571, &[(574, 2_571)]);
+        story.push(What::ProcessGone { id: ProcessId(574, 0) });
+        story.scanned();
+        story.holding()
+    }
+
+    #[test]
+    fn cold_a_close_on_exec_descriptor_after_an_exec_was_passed() {
+        let holding = cold(&mut Story::cold(), true, true);
+        assert_eq!((holding.cause, holding.confidence), (CauseId::PassedDescriptor, Confidence::Inferred));
+    }
+
+    #[test]
+    fn cold_another_close_on_exec_flag_than_the_opens_was_passed() {
+        let holding = cold(&mut Story::cold(), false, false);
+        assert_eq!(holding.cause, CauseId::PassedDescriptor);
+    }
+
+    #[test]
+    fn cold_an_unexecuted_child_with_the_same_flag_inherited() {
+        let holding = cold(&mut Story::cold(), false, true);
+        assert_eq!(holding.cause, CauseId::InheritedDescriptor);
+    }
+}

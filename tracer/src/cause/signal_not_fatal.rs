@@ -35,7 +35,8 @@ pub fn judge(case: &Case<'_>) -> Option<Verdict> {
         confidence: confidence(case),
         summary: format!("{} belongs to {}, which is alive: {sig} {what}.", case.what(), words::process(process)),
         notes: vec![note],
-        remedies: remedy::end_all(case, &[process]).split_off(1),
+        // SIGINT asks for less than what it survived.
+        remedies: remedy::end_all(case, &[process]).into_iter().skip(1).collect(),
     })
 }
 
@@ -75,4 +76,77 @@ fn blocked(process: &Process) -> Option<(i32, String, Note)> {
     let what = "was sent to it, is blocked and stays pending".to_owned();
     let seen = format!("{} is pending and blocked in {}", signal::name(sig), words::process(process));
     Some((sig, what, note(Some(at), seen)))
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::event::{Action, ProcessId, SignalResult};
+    use crate::explanation::CauseId;
+    use crate::story::Story;
+
+    const BASH: (ProcessId, &str) = (ProcessId(12, 5), "bash");
+    const TERM: u64 = 1 << 14;
+
+    fn trainer(story: &mut Story) -> ProcessId {
+        let trainer = story.process(574, "python3");
+        story.uses_cuda(trainer);
+        trainer
+    }
+
+    #[test]
+    fn a_caught_sigterm_did_not_end_it() {
+        let mut story = Story::warm();
+        let trainer = trainer(&mut story);
+        story.signals(Some(BASH), trainer, 15);
+        story.delivered(trainer, 15, Action::Handled);
+        let holding = story.holding();
+        assert_eq!(holding.cause, CauseId::SignalNotFatal);
+        assert!(holding.summary.ends_with("is alive: SIGTERM from bash (PID 12) at 12:00:00 UTC was caught by a handler."), "{}", holding.summary);
+        assert!(holding.remedy.iter().all(|r| r.command.as_deref().is_some_and(|c| !c.starts_with("kill -INT"))));
+    }
+
+    #[test]
+    fn an_ignored_sigint_did_not_end_it() {
+        let mut story = Story::warm();
+        let trainer = trainer(&mut story);
+        story.signal_with(Some(BASH), trainer, 2, SignalResult::Ignored);
+        assert!(story.holding().summary.contains("SIGINT from bash (PID 12) at 12:00:00 UTC was ignored"));
+    }
+
+    #[test]
+    fn cold_a_blocked_pending_signal_is_in_the_masks() {
+        let mut story = Story::cold();
+        let trainer = trainer(&mut story);
+        story.stands(trainer, "S", |s| (s.pending, s.blocked) = (TERM, TERM));
+        let holding = story.holding();
+        assert_eq!(holding.cause, CauseId::SignalNotFatal);
+        assert!(holding.summary.contains("SIGTERM was sent to it, is blocked and stays pending"), "{}", holding.summary);
+    }
+
+    #[test]
+    fn a_signal_that_is_only_blocked_was_not_sent() {
+        let mut story = Story::cold();
+        let trainer = trainer(&mut story);
+        story.stands(trainer, "S", |s| (s.blocked, s.ignored, s.caught) = (TERM, 2, 1));
+        assert_eq!(story.holding().cause, CauseId::OwnerAlive);
+    }
+
+    #[test]
+    fn a_user_signal_is_not_meant_to_end_anything() {
+        let mut story = Story::warm();
+        let trainer = trainer(&mut story);
+        story.signals(Some(BASH), trainer, 10);
+        story.delivered(trainer, 10, Action::Handled);
+        assert_eq!(story.holding().cause, CauseId::OwnerAlive);
+    }
+
+    #[test]
+    fn a_fatal_signal_is_not_a_survived_one() {
+        let mut story = Story::warm();
+        let trainer = trainer(&mut story);
+        story.signals(Some(BASH), trainer, 15);
+        story.delivered(trainer, 9, Action::Default);
+        story.thread_exits(trainer, 575, 15, Some(15), 1);
+        assert_eq!(story.holding().cause, CauseId::TeardownRunning);
+    }
 }

@@ -72,3 +72,54 @@ fn fall(case: &Case<'_>, since: u64, from: u64) -> Note {
     let gpu = case.gpu.unwrap_or_default();
     note(Some(since), format!("Used memory of GPU {gpu} fell from {} to {}", words::size(from), words::size(now)))
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::event::ProcessId;
+    use crate::explanation::{CauseId, Confidence};
+    use crate::story::Story;
+
+    const BASH: (ProcessId, &str) = (ProcessId(12, 5), "bash");
+
+    #[test]
+    fn falling_memory_of_an_exiting_owner_needs_patience_only() {
+        let mut story = Story::warm();
+        let trainer = story.process(574, "python3");
+        story.uses_cuda(trainer);
+        story.nvml(40_000, &[(574, 40_000)]);
+        story.thread_exits(trainer, 575, 9, Some(9), 1);
+        story.wait(20);
+        story.used(30_000);
+        story.used(20_000);
+        let holding = story.holding();
+        assert_eq!((holding.cause, holding.confidence), (CauseId::TeardownRunning, Confidence::Exact));
+        assert!(holding.evidence.iter().any(|e| e.what == "Used memory of GPU 0 fell from 39.1 GiB to 19.5 GiB"), "{:#?}", holding.evidence);
+    }
+
+    #[test]
+    fn memory_may_come_back_shortly_after_the_end() {
+        let mut story = Story::warm();
+        let trainer = story.process(574, "python3");
+        story.uses_cuda(trainer);
+        story.nvml(2_560, &[(574, 2_560)]);
+        story.killed(BASH, trainer);
+        story.scanned();
+        assert_eq!(story.holding().cause, CauseId::TeardownRunning);
+        story.wait(30);
+        story.used(2_560);
+        story.scanned();
+        assert_eq!(story.holding().cause, CauseId::NoHolder);
+    }
+
+    #[test]
+    fn an_old_exit_with_flat_memory_is_not_running() {
+        let mut story = Story::warm();
+        let trainer = story.process(574, "python3");
+        story.uses_cuda(trainer);
+        story.nvml(40_000, &[(574, 40_000)]);
+        story.thread_exits(trainer, 575, 9, Some(9), 1);
+        story.wait(20);
+        story.used(40_000);
+        assert_ne!(story.holding().cause, CauseId::TeardownRunning);
+    }
+}
