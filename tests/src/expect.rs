@@ -16,14 +16,16 @@ pub struct Scenario {
     /// Zombies that must be listed: who, who must wait for it ("stage" is the part's own process), whether it used
     /// the GPU (which only history can tell).
     pub zombies: Vec<(&'static str, &'static str, bool)>,
+    /// No hook fires: a recording knows of it only after its next scan of all processes, at the latest when it stops.
+    pub quiet: bool,
     /// Doing what outlive proposes must end every holder.
     pub remedies_end_holders: bool,
 }
 
 /// One holding.
 pub struct Expect {
-    /// Why.
-    pub cause: CauseId,
+    /// Causes that are right: more than one where the evidence leaves it open.
+    pub causes: Vec<CauseId>,
     /// Confidences that are right.
     pub confidence: &'static [Confidence],
     /// Whose memory.
@@ -47,7 +49,7 @@ impl Scenario {
     /// Nothing outlives anything: no holding may be reported.
     #[must_use]
     pub fn nothing(part: &'static str) -> Scenario {
-        Scenario { part, cold: Vec::new(), warm: Vec::new(), zombies: Vec::new(), remedies_end_holders: false }
+        Scenario { part, cold: Vec::new(), warm: Vec::new(), zombies: Vec::new(), quiet: false, remedies_end_holders: false }
     }
 
     /// Different answers with and without history.
@@ -63,6 +65,13 @@ impl Scenario {
         self
     }
 
+    /// No hook fires.
+    #[must_use]
+    pub fn quiet(mut self) -> Scenario {
+        self.quiet = true;
+        self
+    }
+
     /// The proposed commands must end every holder.
     #[must_use]
     pub fn remedied(mut self) -> Scenario {
@@ -75,7 +84,7 @@ impl Scenario {
 #[must_use]
 pub fn held(cause: CauseId, owner: &'static str) -> Expect {
     Expect {
-        cause,
+        causes: vec![cause],
         confidence: &[Confidence::Exact],
         owner: Owner::Is(owner),
         holders: Vec::new(),
@@ -112,12 +121,19 @@ impl Expect {
         self
     }
 
-    /// The owner may stay unnamed, but must not be named wrong.
+    /// The owner may stay unnamed and its bytes uncounted, but neither may be wrong.
     #[must_use]
     pub fn owner_perhaps_unknown(mut self) -> Expect {
         if let Owner::Is(name) = self.owner {
             self.owner = Owner::IsOrUnknown(name);
         }
+        self
+    }
+
+    /// Another cause that is right as well.
+    #[must_use]
+    pub fn or(mut self, cause: CauseId) -> Expect {
+        self.causes.push(cause);
         self
     }
 
