@@ -65,7 +65,7 @@ offsets! {
     task_signal: "task_struct"."signal", 8, true;
     task_files: "task_struct"."files", 8, true;
     task_mm: "task_struct"."mm", 8, true;
-    task_cred: "task_struct"."cred", 8, true;
+    task_cred: "task_struct"."real_cred", 8, true;
     task_thread_pid: "task_struct"."thread_pid", 8, true;
     task_utime: "task_struct"."utime", 8, true;
     task_stime: "task_struct"."stime", 8, true;

@@ -167,7 +167,7 @@ pub struct Task {
     pub parent: Proc,
     /// `ptrace`r (`parent` when `task->ptrace != 0`); tgid 0 when not traced.
     pub tracer: Proc,
-    /// `task->cred` pointer: equal to `file->f_cred` of the files that this process opened itself.
+    /// `task->real_cred` pointer (`cred` is another one while a core is dumped): equal to `file->f_cred` of the files that this process opened itself.
     pub cred: u64,
     /// `task->files` pointer; 0 once the files are gone.
     pub files: u64,

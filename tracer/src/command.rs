@@ -8,6 +8,7 @@ mod doctor;
 mod explain;
 mod output;
 mod record;
+mod timeline;
 
 use crate::cli::{Cli, Command};
 use anyhow::Result;
@@ -45,7 +46,7 @@ fn run(cli: &Cli) -> Result<u8> {
     match &cli.command {
         Command::Explain(args) => explain::run(args, &cli.common),
         Command::Record(args) => record::run(args, &cli.common),
-        Command::Timeline(_) => anyhow::bail!("not yet"),
+        Command::Timeline(args) => timeline::run(args, &cli.common),
         Command::Check(args) => check::run(args, &cli.common),
         Command::Doctor(args) => doctor::run(args, &cli.common),
         Command::Demo(_) => anyhow::bail!("not yet"),

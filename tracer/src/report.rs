@@ -6,3 +6,4 @@
 pub mod escape;
 pub mod layout;
 pub mod text;
+pub mod timeline;

@@ -12,6 +12,11 @@ use crate::world::process::Process;
 /// More processes than this are not put into one command.
 const TARGETS_MAX: usize = 256;
 
+/// Up to this many processes, each is checked in the command itself; a longer command would not be read.
+const CHECKED_MAX: usize = 3;
+/// USER_HZ is 100 wherever NVIDIA drivers run.
+const NS_PER_TICK: u64 = 10_000_000;
+
 /// Only waiting helps.
 #[must_use]
 pub fn wait(effect: impl Into<String>, frees: Option<u64>) -> Remedy {
@@ -56,12 +61,26 @@ pub fn end_all(case: &Case<'_>, targets: &[&Process]) -> Vec<Remedy> {
     ]
 }
 
-/// `kill -TERM 580   # python3, started 2025-01-01 12:03:55 UTC`
+/// `grep -qw 420928 /proc/580/stat && kill -TERM 580   # python3, started 2025-01-01 12:03:55 UTC`
 #[must_use]
 pub fn kill(world: &World, signal: &str, targets: &[&Process]) -> String {
-    let pids: Vec<String> = targets.iter().map(|p| p.id().tgid().to_string()).collect();
     let who: Vec<String> = targets.iter().map(|p| identity(world, p)).collect();
-    format!("kill -{signal} {}   # {}", pids.join(" "), words::list(&who, 3))
+    let who = words::list(&who, 3);
+    if targets.len() > CHECKED_MAX {
+        let pids: Vec<String> = targets.iter().map(|p| p.id().tgid().to_string()).collect();
+        return format!("kill -{signal} {}   # {who}", pids.join(" "));
+    }
+    let each: Vec<String> = targets.iter().map(|p| checked_kill(signal, p)).collect();
+    format!("{}   # {who}", each.join("; "))
+}
+
+/// Signals a process only while it is the one that was seen: field 22 of /proc/PID/stat is its start in clock ticks (proc(5)).
+fn checked_kill(signal: &str, process: &Process) -> String {
+    let pid = process.id().tgid();
+    match process.id().start() / NS_PER_TICK {
+        0 => format!("kill -{signal} {pid}"),
+        ticks => format!("grep -qw {ticks} /proc/{pid}/stat && kill -{signal} {pid}"),
+    }
 }
 
 fn identity(world: &World, process: &Process) -> String {

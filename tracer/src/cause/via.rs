@@ -53,12 +53,17 @@ fn deduce(owner: Option<Owner<'_>>, file: &File, process: &Process, holder: &Hol
         (Some(now), Some(opened)) => now != opened,
         _ => false,
     });
+    // libcuda and NVML open every NVIDIA file with O_CLOEXEC, and fork keeps the flag; SCM_RIGHTS clears it unless asked.
+    let cleared = file.opened_cloexec.is_none() && holder.slots.iter().all(|slot| slot.cloexec == Some(false));
     let closes_at_exec = holder.slots.iter().all(|slot| slot.cloexec == Some(true));
     if older {
         return (Via::ScmRights, "it is older than the owner, so it was not forked from it");
     }
     if sent {
         return (Via::ScmRights, "the description was sent through a unix socket, and nobody saw it forked");
+    }
+    if cleared {
+        return (Via::ScmRights, "its descriptor survives exec, while NVIDIA's libraries open theirs close-on-exec: it was passed");
     }
     match process.info.never_execed {
         Some(true) if !differs => (Via::Fork, "it never executed a program of its own since it was forked"),

@@ -6,7 +6,10 @@ use crate::explanation::Explanation;
 use crate::live;
 use crate::offline::{self, Moment};
 use crate::report::text;
-use anyhow::Result;
+use crate::source::procfs::Proc;
+use crate::world::World;
+use anyhow::{Result, ensure};
+use std::path::Path;
 
 pub(super) fn run(args: &Explain, common: &Common) -> Result<u8> {
     let mut answer = match &args.trace {
@@ -28,11 +31,23 @@ pub(super) fn run(args: &Explain, common: &Common) -> Result<u8> {
 /// Looks at the running host.
 fn look(args: &Explain, common: &Common) -> Result<Explanation> {
     let history = match &args.history {
-        Some(path) => offline::world(&[path], Moment::End)?,
-        None => Default::default(),
+        Some(path) => of_this_boot(path, offline::world(&[path], Moment::End)?)?,
+        None => World::default(),
     };
     let live = live::look(common, history)?;
     Ok(crate::explanation::explain(&live))
+}
+
+/// PIDs, times and tokens of another boot mean nothing here.
+fn of_this_boot(path: &Path, world: World) -> Result<World> {
+    let here = Proc::default().host().boot_id;
+    let there = world.host().header.as_deref().map(|h| h.boot_id.as_str()).unwrap_or_default();
+    ensure!(
+        there == here,
+        "{} was recorded in another boot of this host, or on another host; `outlive explain --trace` reads it alone",
+        path.display()
+    );
+    Ok(world)
 }
 
 /// Leaves out what was not asked for. Filters never change a verdict, only what is shown.

@@ -236,9 +236,9 @@ fn remedies_text(remedies: &[Remedy], style: &Style) -> String {
     let mut out = String::new();
     for (index, remedy) in remedies.iter().enumerate() {
         let label = if index == 0 { "to free it" } else { "else" };
-        let frees = remedy.frees_bytes.map_or(String::new(), |b| format!(" Frees {}.", size(b)));
-        let risk = if remedy.risk.is_empty() { String::new() } else { format!(" Risk: {}", remedy.risk) };
-        let effect = format!("{}{frees}{risk}", escape(&remedy.effect, 500));
+        let frees = remedy.frees_bytes.map_or(String::new(), |b| format!("; frees {}", size(b)));
+        let risk = if matches!(remedy.risk.as_str(), "" | "none") { String::new() } else { format!(" Risk: {}.", remedy.risk) };
+        let effect = format!("{}{frees}.{risk}", escape(&remedy.effect, 500));
         match &remedy.command {
             Some(command) => {
                 // A command is never wrapped: it must survive copy and paste.

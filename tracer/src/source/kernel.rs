@@ -14,6 +14,7 @@ pub mod facts;
 
 mod bpf;
 mod hooks;
+mod key;
 mod scanner;
 mod uring;
 mod watcher;
@@ -109,10 +110,11 @@ pub struct Options {
 }
 
 impl Options {
-    /// These devices, and tokens of a new random key.
+    /// These devices, and tokens of this boot's key, so that a look can be compared with a recording; of a new random key
+    /// where none can be kept.
     #[must_use]
     pub fn new(devices: Vec<DeviceNode>) -> Options {
-        Options { devices, tokens: Tokens::random() }
+        Options { devices, tokens: key::of_this_boot().map_or_else(Tokens::random, Tokens::with_key) }
     }
 }
 

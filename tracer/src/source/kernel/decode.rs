@@ -15,7 +15,7 @@ const PF_FORKNOEXEC: u32 = 0x40;
 /// Bits of a token: exact as a JSON number.
 const TOKEN_MASK: u64 = (1 << 48) - 1;
 
-/// Turns kernel addresses into tokens, with a key that is random for each run and never written anywhere.
+/// Turns kernel addresses into tokens, with a random key that no trace file contains.
 #[derive(Clone, Copy, Debug)]
 pub struct Tokens {
     key: u64,

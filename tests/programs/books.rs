@@ -1,0 +1,78 @@
+//! The stand-in driver's books: what NVML must answer while a part is played, kept in a file for the NVML double.
+//!
+//! Always true: the file is replaced in one step, so a reader sees a whole state; `used` is the sum of all charges.
+//! As on a real driver, a charge is listed under the PID that created it until it is freed, dead or not; memory that
+//! is held through /dev/nvidia-uvm or an exported handle alone is counted and listed under nobody.
+
+use std::fs;
+use std::io;
+use std::path::PathBuf;
+
+use serde_json::{Value, json};
+
+const MIB: u64 = 1 << 20;
+/// An H200, and the driver's reserve on it.
+const TOTAL: u64 = 143_771 * MIB;
+const RESERVED: u64 = 615 * MIB;
+
+struct Charge {
+    owner: String,
+    pid: u32,
+    bytes: u64,
+    listed: bool,
+}
+
+/// Who is charged for what.
+pub(crate) struct Books {
+    file: Option<PathBuf>,
+    charges: Vec<Charge>,
+}
+
+impl Books {
+    /// Books that are written to `file`, if one is given.
+    pub(crate) fn open(file: Option<PathBuf>) -> io::Result<Books> {
+        let books = Books { file, charges: Vec::new() };
+        books.write()?;
+        Ok(books)
+    }
+
+    /// `owner` (process `pid`) allocates.
+    pub(crate) fn charge(&mut self, owner: &str, pid: u32, mib: u64) -> io::Result<()> {
+        self.charges.push(Charge { owner: owner.to_owned(), pid, bytes: mib * MIB, listed: true });
+        self.write()
+    }
+
+    /// NVML no longer lists `owner`, although its memory is held.
+    pub(crate) fn unlist(&mut self, owner: &str) -> io::Result<()> {
+        for charge in self.charges.iter_mut().filter(|charge| charge.owner == owner) {
+            charge.listed = false;
+        }
+        self.write()
+    }
+
+    /// All that `owner` had is free again.
+    pub(crate) fn free(&mut self, owner: &str) -> io::Result<()> {
+        self.charges.retain(|charge| charge.owner != owner);
+        self.write()
+    }
+
+    /// Bytes held, by owner.
+    pub(crate) fn held(&self) -> Value {
+        self.charges.iter().map(|charge| (charge.owner.clone(), json!(charge.bytes))).collect()
+    }
+
+    fn write(&self) -> io::Result<()> {
+        let Some(file) = &self.file else { return Ok(()) };
+        let used: u64 = self.charges.iter().map(|charge| charge.bytes).sum();
+        let processes: Vec<Value> = self.charges.iter().filter(|charge| charge.listed)
+            .map(|charge| json!({"pid": charge.pid, "bytes": charge.bytes, "use": "compute"}))
+            .collect();
+        let answers = json!({"driver": "580.0-double", "gpus": [{
+            "name": "NVIDIA Double", "uuid": "GPU-double-0", "minor": 0, "pci": "00000000:0B:00.0",
+            "total": TOTAL, "reserved": RESERVED, "used": used, "processes": processes,
+        }]});
+        let fresh = file.with_extension("new");
+        fs::write(&fresh, serde_json::to_vec(&answers)?)?;
+        fs::rename(&fresh, file)
+    }
+}

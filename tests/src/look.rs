@@ -1,0 +1,151 @@
+//! Running `outlive`: live, with and without a recording's history, and on trace files as an unprivileged user.
+//!
+//! Always true: every run has a deadline, and its output is the documented JSON or an error that quotes it.
+
+use std::fs::{self, File, Permissions};
+use std::io::{self, BufRead, BufReader, Read};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use outlive::explanation::Explanation;
+
+use crate::host::Host;
+use crate::remedy::signal;
+
+const DEADLINE: Duration = Duration::from_secs(30);
+/// "nobody" on every distribution that has one.
+const NOBODY: u32 = 65_534;
+
+/// What `outlive explain` answered.
+pub struct Look {
+    /// The JSON.
+    pub explanation: Explanation,
+    /// The verdict.
+    pub exit_code: Option<i32>,
+}
+
+/// Explains the running host, perhaps with the history of a recording.
+///
+/// # Errors
+/// When outlive fails.
+pub fn live(host: &Host, history: Option<&Path>) -> io::Result<Look> {
+    let mut command = host.outlive("explain");
+    command.arg("--json");
+    if let Some(history) = history {
+        command.arg("--history").arg(history);
+    }
+    look(host, command)
+}
+
+/// Explains a copy of a trace file as a user who may do nothing.
+///
+/// # Errors
+/// When outlive fails.
+pub fn offline(host: &Host, trace: &Path) -> io::Result<Look> {
+    let copy = host.path("copy.jsonl.zst");
+    fs::copy(trace, &copy)?;
+    fs::set_permissions(&copy, Permissions::from_mode(0o644))?;
+    let mut command = host.outlive_offline("explain");
+    // std drops the supplementary groups with the user id.
+    command.uid(NOBODY).gid(NOBODY).arg("--json").arg("--trace").arg(&copy);
+    look(host, command)
+}
+
+fn look(host: &Host, mut command: Command) -> io::Result<Look> {
+    let (out, err) = (host.path("stdout"), host.path("stderr"));
+    let mut child = command.stdin(Stdio::null()).stdout(File::create(&out)?).stderr(File::create(&err)?).spawn()?;
+    let status = end(&mut child)?;
+    let json = fs::read_to_string(out)?;
+    let explanation = serde_json::from_str(&json).map_err(|error| {
+        let said = fs::read_to_string(err).unwrap_or_default();
+        io::Error::other(format!("{command:?}: {status}, {error}\n{json}\n{said}"))
+    })?;
+    Ok(Look { explanation, exit_code: status.code() })
+}
+
+/// Waits for a child with a deadline; kills it when that is over.
+fn end(child: &mut Child) -> io::Result<ExitStatus> {
+    let deadline = Instant::now() + DEADLINE;
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(status);
+        }
+        if Instant::now() > deadline {
+            child.kill()?;
+            child.wait()?;
+            return Err(io::Error::other(format!("outlive did not end within {DEADLINE:?}")));
+        }
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// A running `outlive record`.
+pub struct Recorder {
+    child: Child,
+    trace: PathBuf,
+}
+
+impl Recorder {
+    /// Starts it and waits until it is attached.
+    ///
+    /// # Errors
+    /// When it fails to start.
+    pub fn start(host: &Host) -> io::Result<Recorder> {
+        let trace = host.path("trace.jsonl.zst");
+        let mut command = host.outlive("record");
+        command.arg("--output").arg(&trace).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut child = command.spawn()?;
+        let stderr = child.stderr.take();
+        let recorder = Recorder { child, trace };
+        let (send, receive) = mpsc::channel();
+        thread::spawn(move || said_until(stderr, "recording to", &send));
+        match receive.recv_timeout(DEADLINE) {
+            Ok(Ok(())) => Ok(recorder),
+            Ok(Err(said)) => Err(io::Error::other(format!("outlive record failed: {said}"))),
+            Err(_) => Err(io::Error::other("outlive record was not ready in time")),
+        }
+    }
+
+    /// The file that it writes.
+    #[must_use]
+    pub fn trace(&self) -> &Path {
+        &self.trace
+    }
+
+    /// Stops it in order and returns the trace.
+    ///
+    /// # Errors
+    /// When it does not stop cleanly.
+    pub fn stop(mut self) -> io::Result<PathBuf> {
+        signal(self.child.id(), libc::SIGTERM)?;
+        let status = end(&mut self.child)?;
+        if status.success() { Ok(self.trace.clone()) } else { Err(io::Error::other(format!("outlive record: {status}"))) }
+    }
+}
+
+impl Drop for Recorder {
+    fn drop(&mut self) {
+        // Failures here mean that it has ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Reads a child's messages until one contains `mark`; goes on reading so that it never blocks.
+fn said_until(stderr: Option<impl Read>, mark: &str, tell: &mpsc::Sender<Result<(), String>>) {
+    let mut said = String::new();
+    for line in stderr.into_iter().flat_map(|stderr| BufReader::new(stderr).lines()).map_while(Result::ok) {
+        if line.contains(mark) {
+            // The receiver may have given up.
+            let _ = tell.send(Ok(()));
+        }
+        said.push_str(&line);
+        said.push('\n');
+    }
+    let _ = tell.send(Err(said));
+}

@@ -1,0 +1,82 @@
+//! Doing what outlive proposes, to see whether it helps.
+//!
+//! Always true: only `kill -SIGNAL PID`, perhaps after a check of the start time, with a process of the part as target is
+//! obeyed; a command that would signal anybody else is itself a difference.
+
+#![expect(unsafe_code, reason = "std sends no signals")]
+
+use std::io;
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use outlive::explanation::CauseId;
+
+use crate::look::Look;
+use crate::play::{Member, Play};
+
+/// How long a holder may take to end after a signal.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Sends a signal to a single process other than init.
+///
+/// # Errors
+/// When the kernel refuses, or the PID is not one process's.
+pub fn signal(pid: u32, signal: i32) -> io::Result<()> {
+    let pid = i32::try_from(pid).map_err(io::Error::other)?;
+    if pid <= 1 {
+        return Err(io::Error::other(format!("PID {pid} must not be signalled")));
+    }
+    // SAFETY: kill takes any pid and signal.
+    if unsafe { libc::kill(pid, signal) } == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Obeys the proposals for everything that outlives its owner, mildest first; says what they did not achieve.
+///
+/// # Errors
+/// When a signal cannot be sent.
+pub fn apply(play: &Play, look: &Look) -> io::Result<Vec<String>> {
+    let mut wrong = Vec::new();
+    for holding in look.explanation.holdings.iter().filter(|holding| holding.cause != CauseId::OwnerAlive) {
+        let holders: Vec<&Member> = play.report.cast.values()
+            .filter(|member| holding.holders.iter().any(|holder| holder.pid == member.pid) && member.is_alive())
+            .collect();
+        let commands: Vec<&str> = holding.remedy.iter().filter_map(|remedy| remedy.command.as_deref()).collect();
+        for command in &commands {
+            if holders.iter().all(|holder| holder.has_ended()) {
+                break;
+            }
+            wrong.extend(obey(play, command)?);
+            let deadline = Instant::now() + PATIENCE;
+            while Instant::now() < deadline && !holders.iter().all(|holder| holder.has_ended()) {
+                thread::sleep(Duration::from_millis(5));
+            }
+        }
+        let left = holders.iter().filter(|holder| !holder.has_ended());
+        wrong.extend(left.map(|holder| format!("PID {} still holds after {commands:?}", holder.pid)));
+    }
+    Ok(wrong)
+}
+
+/// Runs one proposal in a shell, as a user would, when it signals nobody but a living process of the part.
+fn obey(play: &Play, command: &str) -> io::Result<Option<String>> {
+    // The identity check comes first: `[ "$(...)" = TICKS ] && kill ...`.
+    let (check, kill) = command.rsplit_once("&&").map_or((None, command), |(check, kill)| (Some(check), kill));
+    let words: Vec<&str> = kill.split_whitespace().collect();
+    let ["kill", "-INT" | "-TERM" | "-KILL" | "-CONT", pid] = words[..] else {
+        return Ok(Some(format!("the proposal is no kill command: {command}")));
+    };
+    let target = play.report.cast.iter().find(|(_, member)| pid.parse() == Ok(member.pid) && member.is_alive());
+    match target {
+        Some((name, member)) if name != "stage" && !member.has_ended() => {
+            if let Some(check) = check
+                && !check.trim_end().ends_with(&format!("= {} ]", member.start_ticks))
+            {
+                return Ok(Some(format!("the proposal checks for another start than {}: {command}", member.start_ticks)));
+            }
+            let status = Command::new("sh").args(["-c", command]).status()?;
+            Ok((!status.success()).then(|| format!("the proposal fails ({status}): {command}")))
+        }
+        _ => Ok(Some(format!("the proposal would signal a stranger, the dead or the innocent: {command}"))),
+    }
+}
