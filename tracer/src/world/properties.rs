@@ -155,9 +155,10 @@ fn honest(world: &World, told: &Explanation) -> Result<(), TestCaseError> {
             let holds = world.processes().any(|p| p.id().tgid() == holder.pid && p.is_alive() && !p.files.is_empty());
             prop_assert!(holds && !holder.descriptors.is_empty(), "{holder:?}");
         }
-        for command in holding.remedy.iter().filter_map(|r| r.command.as_deref()).filter(|c| c.starts_with("kill ")) {
-            let pids = command.split('#').next().unwrap_or_default().split_whitespace().skip(2);
-            for pid in pids {
+        for command in holding.remedy.iter().filter_map(|r| r.command.as_deref()) {
+            let clauses = command.split('#').next().unwrap_or_default().split([';', '&']);
+            let kills = clauses.filter_map(|clause| clause.trim().strip_prefix("kill -"));
+            for pid in kills.flat_map(|clause| clause.split_whitespace().skip(1)) {
                 let pid: u32 = pid.parse().map_err(|_| TestCaseError::fail(command.to_owned()))?;
                 prop_assert!(pid > 1 && world.living(pid).is_some_and(|p| p.is_alive()), "{command}");
             }
