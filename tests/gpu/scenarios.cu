@@ -104,7 +104,7 @@ static void crash(size_t mib) {
     struct rlimit unlimited = {RLIM_INFINITY, RLIM_INFINITY};
     must(setrlimit(RLIMIT_CORE, &unlimited) == 0, "setrlimit");
     hold(mib);
-    size_t ballast = 6ull << 30;
+    size_t ballast = 16ull << 30; // about ten seconds of writing
     char *p = static_cast<char *>(malloc(ballast));
     must(p != nullptr, "malloc");
     for (size_t i = 0; i < ballast; i += 4096) p[i] = static_cast<char>(i >> 12);
@@ -251,6 +251,48 @@ static void in_flight(size_t mib) {
     forever();
 }
 
+// Two programs of one coordinator: the exporter sends the importer a handle; then both wait.
+static void ipc(size_t mib, const char *self) {
+    signal(SIGCHLD, SIG_IGN); // whoever dies is reaped at once
+    int handles[2], lines[2];
+    must(pipe(handles) == 0 && pipe(lines) == 0, "pipe");
+    pid_t children[2];
+    const char *parts[2] = {"export", "import"};
+    for (int i = 0; i < 2; i++) {
+        children[i] = fork();
+        must(children[i] >= 0, "fork");
+        if (children[i] == 0) {
+            dup2(handles[0], 0);
+            dup2(i == 0 ? handles[1] : lines[1], 1);
+            for (int fd = 3; fd < 64; fd++) close(fd);
+            execl(self, self, parts[i], std::to_string(mib).c_str(), nullptr);
+            _exit(127);
+        }
+    }
+    char c;
+    must(read(lines[0], &c, 1) == 1, "read");
+    ready(children[1], children[0]);
+    forever();
+}
+
+static void export_memory(size_t mib) {
+    void *p = nullptr;
+    cudaIpcMemHandle_t handle;
+    must(cudaMalloc(&p, mib << 20) == cudaSuccess, "cudaMalloc");
+    must(cudaIpcGetMemHandle(&handle, p) == cudaSuccess, "cudaIpcGetMemHandle");
+    must(write(1, &handle, sizeof handle) == sizeof handle, "write");
+    forever();
+}
+
+static void import_memory() {
+    void *p = nullptr;
+    cudaIpcMemHandle_t handle;
+    must(read(0, &handle, sizeof handle) == sizeof handle, "read");
+    must(cudaIpcOpenMemHandle(&p, handle, cudaIpcMemLazyEnablePeerAccess) == cudaSuccess, "cudaIpcOpenMemHandle");
+    must(write(1, "x", 1) == 1, "write");
+    forever();
+}
+
 int main(int argc, char **argv) {
     std::string part = argc > 1 ? argv[1] : "";
     size_t mib = argc > 2 ? strtoull(argv[2], nullptr, 10) : 2048;
@@ -267,6 +309,9 @@ int main(int argc, char **argv) {
     if (part == "launcher") launcher(mib, argv[0]);
     if (part == "passed") passed(mib, argv[0]);
     if (part == "in-flight") in_flight(mib);
+    if (part == "ipc") ipc(mib, argv[0]);
+    if (part == "export") export_memory(mib);
+    if (part == "import") import_memory();
     if (part == "receive") {
         must(receive_fd(0) >= 0, "receive");
         must(write(1, "x", 1) == 1, "write");

@@ -46,13 +46,13 @@ pub(crate) fn make(dir: &Path) -> io::Result<()> {
     }
     fs::create_dir_all(dir)?;
     let taken = numbers_in_use()?;
-    let mut free = CANDIDATES.into_iter().filter(|number| !taken.contains(number));
-    for device in Device::ALL {
-        let Some((major, minor)) = free.next() else {
-            return Err(io::Error::other(format!(
-                "too few of the device numbers {CANDIDATES:?} are unused on this host (in use: {taken:?})"
-            )));
-        };
+    let free: Vec<(u32, u32)> = CANDIDATES.into_iter().filter(|number| !taken.contains(number)).collect();
+    if free.len() < Device::ALL.len() {
+        return Err(io::Error::other(format!(
+            "too few of the device numbers {CANDIDATES:?} are unused on this host (in use: {taken:?})"
+        )));
+    }
+    for (device, (major, minor)) in Device::ALL.into_iter().zip(free) {
         sys::make_char_device(&device.path(dir), major, minor)?;
     }
     Ok(())

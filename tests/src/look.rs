@@ -98,6 +98,8 @@ impl Recorder {
     pub fn start(host: &Host) -> io::Result<Recorder> {
         let trace = host.path("trace.jsonl.zst");
         let mut command = host.outlive("record");
+        // Should the test be killed, the recorder still ends.
+        command.args(["--duration", "300s"]);
         command.arg("--output").arg(&trace).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         let mut child = command.spawn()?;
         let stderr = child.stderr.take();

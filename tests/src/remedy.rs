@@ -60,7 +60,8 @@ pub fn apply(play: &Play, look: &Look) -> io::Result<Vec<String>> {
 
 /// Runs one proposal in a shell, as a user would, when it signals nobody but a living process of the part.
 fn obey(play: &Play, command: &str) -> io::Result<Option<String>> {
-    // The identity check comes first: `[ "$(...)" = TICKS ] && kill ...`.
+    // The identity check comes first: `grep -qw TICKS /proc/PID/stat && kill ... # comment`.
+    let command = command.split(" #").next().unwrap_or_default();
     let (check, kill) = command.rsplit_once("&&").map_or((None, command), |(check, kill)| (Some(check), kill));
     let words: Vec<&str> = kill.split_whitespace().collect();
     let ["kill", "-INT" | "-TERM" | "-KILL" | "-CONT", pid] = words[..] else {
@@ -69,10 +70,10 @@ fn obey(play: &Play, command: &str) -> io::Result<Option<String>> {
     let target = play.report.cast.iter().find(|(_, member)| pid.parse() == Ok(member.pid) && member.is_alive());
     match target {
         Some((name, member)) if name != "stage" && !member.has_ended() => {
-            if let Some(check) = check
-                && !check.trim_end().ends_with(&format!("= {} ]", member.start_ticks))
-            {
-                return Ok(Some(format!("the proposal checks for another start than {}: {command}", member.start_ticks)));
+            let (ticks, stat) = (member.start_ticks.to_string(), format!("/proc/{pid}/stat"));
+            let checks = |check: &str| check.contains(&stat) && check.split_whitespace().any(|word| word == ticks);
+            if !check.is_some_and(checks) {
+                return Ok(Some(format!("the proposal does not check that PID {pid} started at tick {ticks}: {command}")));
             }
             let status = Command::new("sh").args(["-c", command]).status()?;
             Ok((!status.success()).then(|| format!("the proposal fails ({status}): {command}")))
