@@ -100,7 +100,7 @@ mod tests {
     fn a_launcher_whose_fork_was_not_seen_is_known_as_the_first_parent() {
         let mut story = Story::warm();
         let server = story.process(500, "api_server");
-        let worker = story.process(574, "EngineCore");
+        let worker = ProcessId(574, story.now);
         story.info(worker, "EngineCore", |info| info.parent = Some(server));
         story.uses_cuda(worker);
         assert_eq!(story.holding().cause, CauseId::OwnerAlive);
