@@ -127,7 +127,9 @@ fn remainders(world: &World, cases: &mut Vec<Case<'_>>) {
         if cases[only].bytes.is_none() { cases[only] = share } else { cases.push(share) }
     }
     let settled = |c: &Case<'_>, index: u32| {
-        let listed = world.gpus().get(&index).is_some_and(|gpu| gpu.listed_at.is_some());
+        // An older sample says nothing of what was opened since.
+        let opened = c.files.iter().map(|file| file.opened_at.unwrap_or(file.first_seen)).max().unwrap_or_default();
+        let listed = world.gpus().get(&index).is_some_and(|gpu| gpu.listed_at.is_some() && gpu.sampled_at >= opened);
         !touches(c, index) || (listed && unexplained(world, cases, index).is_some_and(|left| left <= NOISE_BYTES))
     };
     let empty: Vec<bool> = cases
@@ -200,4 +202,64 @@ fn holders<'a>(world: &'a World, owner: Option<Owner<'a>>, files: &[&'a File]) -
         view.descriptors.sort_unstable();
     }
     views
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::event::ProcessId;
+    use crate::story::{MIB, Story};
+
+    const BASH: (ProcessId, &str) = (ProcessId(12, 5), "bash");
+
+    #[test]
+    fn a_monitor_that_nvml_does_not_list_holds_no_memory() {
+        let mut story = Story::warm();
+        let monitor = story.process(300, "nvtop");
+        story.uses_cuda(monitor);
+        story.nvml(0, &[]);
+        let told = story.told();
+        assert_eq!(told.holdings[0].bytes, Some(0));
+        assert!(told.holdings[0].summary.starts_with("A GPU context that holds no memory belongs to nvtop (PID 300)"));
+    }
+
+    #[test]
+    fn a_sample_from_before_the_open_says_nothing_of_it() {
+        let mut story = Story::warm();
+        story.nvml(0, &[]);
+        let trainer = story.process(574, "python3");
+        story.uses_cuda(trainer);
+        assert_eq!(story.told().holdings[0].bytes, None);
+    }
+
+    #[test]
+    fn the_dead_get_what_nvml_does_not_name_and_the_living_do_not() {
+        let mut story = Story::warm();
+        let monitor = story.process(300, "nvtop");
+        story.uses_cuda(monitor);
+        let trainer = story.process(574, "python3");
+        story.uses_cuda(trainer);
+        story.forks(trainer, 580, "python3");
+        story.killed(BASH, trainer);
+        story.nvml(2_574, &[]);
+        let told = story.told();
+        let bytes: Vec<_> = told.holdings.iter().map(|h| (h.owner.as_ref().unwrap().pid, h.bytes)).collect();
+        assert_eq!(bytes, [(574, Some(2_574 * MIB)), (300, Some(0))]);
+        assert_eq!(told.gpus[0].unexplained_bytes, Some(0));
+    }
+
+    #[test]
+    fn what_two_could_have_is_given_to_neither_and_called_unexplained() {
+        let mut story = Story::warm();
+        for pid in [574, 575] {
+            let trainer = story.process(pid, "python3");
+            story.uses_cuda(trainer);
+            story.forks(trainer, pid + 100, "python3");
+            story.killed(BASH, trainer);
+        }
+        story.nvml(2_574, &[]);
+        story.scanned();
+        let told = story.told();
+        assert!(told.holdings.iter().all(|h| h.bytes.is_none()), "{:#?}", told.holdings);
+        assert_eq!((told.holdings.len(), told.gpus[0].unexplained_bytes), (2, Some(2_574 * MIB)));
+    }
 }
