@@ -7,6 +7,7 @@ use super::file::{File, Holder, Known, Place, SENT_KEPT, Sent, Slot};
 use super::process::Stage;
 use crate::event::{BootNs, Dev, Hold, ProcessId, Token, Via};
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 
 /// Lost descriptors remembered.
 const DROPPED_KEPT: usize = 1_024;
@@ -91,14 +92,17 @@ impl World {
         for token in held {
             let Some(file) = self.files.get_mut(&token) else { continue };
             let Some(holder) = file.holders.get(&(parent, Place::Table)) else { continue };
-            let kept = |slot: &&Slot| !(execed && closes_at_exec(slot, file.opened_cloexec));
-            let slots: Vec<Slot> =
-                holder.slots.iter().filter(kept).map(|s| Slot { tid: None, changed: at, ..*s }).collect();
-            if slots.is_empty() || file.holders.contains_key(&(child, Place::Table)) {
-                continue;
+            let copy = |slot: &Slot| Slot { tid: None, changed: at, ..*slot };
+            let mut slots: Vec<Slot> = holder.slots.iter().map(copy).collect();
+            if execed {
+                slots.retain(|slot| !closes_at_exec(slot, file.opened_cloexec));
             }
-            let holder = Holder { via: Some(Via::Fork), from: Some(parent), since: Some(at), slots };
-            file.holders.insert((child, Place::Table), holder);
+            match file.holders.entry((child, Place::Table)) {
+                Entry::Vacant(place) if !slots.is_empty() => {
+                    place.insert(Holder { via: Some(Via::Fork), from: Some(parent), since: Some(at), slots });
+                }
+                _ => continue,
+            }
             copied.push(token);
         }
         process.held |= !copied.is_empty();
@@ -142,11 +146,14 @@ impl World {
     pub(super) fn release_all(&mut self, at: BootNs, id: ProcessId) {
         let Some(process) = self.processes.get_mut(&id) else { return };
         for token in std::mem::take(&mut process.files) {
-            if let Some(file) = self.files.get_mut(&token) {
-                for place in [Place::Table, Place::Socket, Place::Ring] {
-                    file.holders.remove(&(id, place));
-                }
-                self.after_loss(at, id, token);
+            let Some(file) = self.files.get_mut(&token) else { continue };
+            file.holders.remove(&(id, Place::Table));
+            if file.is_held_by(id) {
+                file.holders.remove(&(id, Place::Socket));
+                file.holders.remove(&(id, Place::Ring));
+            }
+            if file.is_released() {
+                self.forget_file(at, token);
             }
         }
     }
