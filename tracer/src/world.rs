@@ -80,6 +80,7 @@ impl World {
                 process.forked_at = Some(at);
                 process.born_of = Some(*parent);
                 process.info.parent = process.info.parent.or(Some(*parent));
+                process.first_parent = process.first_parent.or(Some(*parent));
                 if process.info.comm.is_none() {
                     process.info.comm = Some(comm.clone());
                     process.info.never_execed = Some(true);
@@ -103,6 +104,7 @@ impl World {
             What::Exit { id, tid, code, group_code, live, last, parent } => {
                 let process = self.process_mut(at, *id);
                 process.info.parent = parent.or(process.info.parent);
+                process.first_parent = process.first_parent.or(*parent);
                 let thread = ThreadExit { at, tid: *tid, code: *code };
                 process.thread_exits(at, thread, *live, *last, *group_code);
             }

@@ -26,7 +26,9 @@ pub fn judge(case: &Case<'_>) -> Option<Verdict> {
     let mut notes = Vec::new();
     let (launcher, seen) = dead_launcher(case, process, &mut notes)?;
     let name = words::process(process);
-    let parent = process.info.parent.map(|id| words::by_id(case.world, id));
+    // Until somebody looks again, the parent that is known may be the dead one.
+    let adopter = process.info.parent.filter(|id| !case.world.is_dead(*id));
+    let parent = adopter.map(|id| words::by_id(case.world, id));
     if let Some(parent) = &parent {
         notes.push(note(None, format!("Its parent is {parent} now")));
     }
@@ -43,16 +45,21 @@ pub fn judge(case: &Case<'_>) -> Option<Verdict> {
 /// The dead launcher's name, and whether its end was seen.
 fn dead_launcher(case: &Case<'_>, process: &Process, notes: &mut Vec<Note>) -> Option<(String, bool)> {
     let name = words::process(process);
-    if let Some(launcher) = process.born_of {
-        if !case.world.is_dead(launcher) {
-            return None;
-        }
+    let known = process.born_of.or(process.first_parent.filter(|id| id.tgid() > 1));
+    if let Some(launcher) = known.filter(|id| case.world.is_dead(*id)) {
         let launcher_name = words::by_id(case.world, launcher);
-        notes.push(note(process.forked_at, format!("{launcher_name} forked {name}")));
-        if let Some(launcher) = case.world.process(launcher) {
-            end(case.world, launcher, notes);
+        match process.forked_at {
+            Some(at) => notes.push(note(Some(at), format!("{launcher_name} forked {name}"))),
+            None => notes.push(note(Some(process.first_seen), format!("{name} was a child of {launcher_name}"))),
         }
-        return Some((launcher_name, true));
+        let ended = case.world.process(launcher).map(|launcher| {
+            end(case.world, launcher, notes);
+            launcher.ended_at().is_some()
+        });
+        return Some((launcher_name, ended == Some(true)));
+    }
+    if process.born_of.is_some() {
+        return None;
     }
     let gone = |pid: Option<u32>| pid.filter(|pid| *pid > 1 && owners::is_gone(case.world, *pid));
     let (pid, what) = match (gone(process.info.pgrp), gone(process.info.session)) {
@@ -87,6 +94,23 @@ mod tests {
         assert_eq!((holding.cause, holding.confidence), (CauseId::OrphanedProcess, Confidence::Exact));
         assert!(holding.summary.contains("although its launcher api_server (PID 500) is gone"), "{}", holding.summary);
         assert!(holding.evidence.iter().any(|e| e.what == "bash (PID 12) sent SIGKILL to api_server (PID 500)"));
+    }
+
+    #[test]
+    fn a_launcher_whose_fork_was_not_seen_is_known_as_the_first_parent() {
+        let mut story = Story::warm();
+        let server = story.process(500, "api_server");
+        let worker = ProcessId(574, story.now);
+        story.info(worker, "EngineCore", |info| info.parent = Some(server));
+        story.uses_cuda(worker);
+        assert_eq!(story.holding().cause, CauseId::OwnerAlive);
+        story.killed((ProcessId(12, 5), "bash"), server);
+        let before = story.holding();
+        assert!(before.summary.ends_with("which is alive although its launcher api_server (PID 500) is gone."), "{}", before.summary);
+        story.info(worker, "EngineCore", |_| {});
+        let holding = story.holding();
+        assert_eq!((holding.cause, holding.confidence), (CauseId::OrphanedProcess, Confidence::Exact));
+        assert!(holding.summary.contains("which, now a child of systemd (PID 1), is alive"), "{}", holding.summary);
     }
 
     #[test]

@@ -13,14 +13,12 @@
 use super::case::Case;
 use super::evidence::{confidence, fate, note, sender};
 use super::{Note, Verdict, remedy, words};
-use crate::event::{BootNs, ProcessState, SignalResult};
+use crate::event::{BootNs, ProcessState};
 use crate::world::process::{Process, Stage};
 use crate::world::signal::{self, SIGKILL, SignalRecord};
 
 /// A signal that is older than this is not what the reader has in mind.
 const RECENT_NS: BootNs = 600_000_000_000;
-/// An undelivered signal that is younger than this is on its way.
-const ON_ITS_WAY_NS: BootNs = 1_000_000_000;
 
 /// Whether this is the cause.
 #[must_use]
@@ -44,9 +42,7 @@ pub fn judge(case: &Case<'_>) -> Option<Verdict> {
 fn survived(case: &Case<'_>, process: &Process) -> Option<(i32, String, Note)> {
     let recent = |r: &&SignalRecord| {
         let at = r.sent.or(r.delivered.map(|d| d.0)).unwrap_or_default();
-        let age = case.now().saturating_sub(at);
-        let undelivered = r.delivered.is_none() && !matches!(r.result, SignalResult::Ignored | SignalResult::Overflow);
-        signal::asks_to_end(r.sig) && age <= RECENT_NS && !(undelivered && age < ON_ITS_WAY_NS)
+        signal::asks_to_end(r.sig) && case.now().saturating_sub(at) <= RECENT_NS
     };
     let record = process.signals.iter().rev().find(recent)?;
     if record.delivered.is_some_and(|(_, action)| action == crate::event::Action::Default) {
@@ -59,7 +55,7 @@ fn survived(case: &Case<'_>, process: &Process) -> Option<(i32, String, Note)> {
     let how = match fate(record) {
         _ if record.sig == SIGKILL => "did not reach it (it is the init of its PID namespace)",
         "was not delivered yet" if blocked => "is blocked and stays pending",
-        "was not delivered yet" => "is still pending",
+        "was not delivered yet" => "is not delivered yet",
         fate => fate,
     };
     let name = words::process(process);

@@ -166,6 +166,10 @@ fn carry_birth(process: &Process, out: &mut Vec<Event>) {
         out.push(event(at, What::Fork { parent, child: process.id(), comm, cred: None }));
     }
     let mut info: ProcessInfo = process.info.clone();
+    if process.first_parent.is_some() && process.first_parent != info.parent {
+        let before = ProcessInfo { id: process.id(), parent: process.first_parent, ..ProcessInfo::default() };
+        out.push(event(process.first_seen, What::Process(Box::new(before))));
+    }
     if process.held {
         info.gpu_user = Some(true);
     }

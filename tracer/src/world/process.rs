@@ -71,6 +71,8 @@ pub struct Process {
     pub info: ProcessInfo,
     /// Who forked it, when that was seen.
     pub born_of: Option<ProcessId>,
+    /// The first parent that was known: its launcher, unless it had been adopted before.
+    pub first_parent: Option<ProcessId>,
     /// When it was forked.
     pub forked_at: Option<BootNs>,
     /// Its last exec that was seen.
@@ -175,6 +177,7 @@ impl Process {
                 if news.$field.is_some() && news.$field != self.info.$field { self.info.$field.clone_from(&news.$field); }
             )* };
         }
+        self.first_parent = self.first_parent.or(news.parent);
         take!(parent, comm, cmdline, uid, ns_pid, pgrp, session, cgroup, container, never_execed, cred, gpu_user);
     }
 

@@ -61,6 +61,7 @@ impl World {
         }
         for process in self.processes.values().filter(|p| p.stage() < Stage::Gone) {
             needed.extend(process.born_of);
+            needed.extend(process.first_parent);
         }
         for (pid, _) in self.gpus.values().flat_map(|gpu| gpu.lines.keys()) {
             needed.extend(self.process_at(*pid, BootNs::MAX).map(Process::id));
