@@ -12,7 +12,7 @@ use crate::world::process::{Process, Stage};
 
 /// An exit or teardown that is younger than this may simply not be over. 243 GB of pinned host memory took 26 s, but
 /// then used memory is falling; device memory alone takes well under a second.
-pub const PATIENCE_NS: BootNs = 10_000_000_000;
+pub const PATIENCE_NS: BootNs = 5_000_000_000;
 
 /// What the case is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

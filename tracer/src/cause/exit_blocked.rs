@@ -6,7 +6,7 @@
 //! has it; otherwise (FUSE, NFS, a disk) the GPU is innocent.
 //!
 //! * **Must be seen:** the owner is exiting, or a signal that must end it is pending; a thread's kernel stack, or for
-//!   `elsewhere` one without a driver frame; used memory not falling; the exit not younger than ten seconds.
+//!   `elsewhere` one without a driver frame; used memory not falling; the exit not younger than five seconds.
 //! * **Would refute it:** falling memory (`teardown_running`); a thread that runs user code.
 //! * **Confidence:** exact when memory was watched and stayed; inferred from a single look.
 //! * **Remedy:** no signal helps. In the driver: read the kernel log (Xid); in the end a GPU reset or a reboot, which
@@ -57,10 +57,11 @@ fn verdict(case: &Case<'_>, ending: &ending::Ending<'_>, thread: &StuckThread, p
     let innermost = thread.stack.first().map(|frame| words::plain(frame)).unwrap_or_default();
     let doing = if thread.state == "R" { "spins" } else { "is stuck" };
     let how = if ending.exiting { "whose exit cannot finish" } else { "which cannot die" };
+    let waited = ending.since.map(|since| format!(" for {}", words::duration(case.now().saturating_sub(since)))).unwrap_or_default();
     let watched = case.gpu().is_some_and(|gpu| gpu.flat_for() >= PATIENCE_NS) || ending.since.is_some();
     Verdict {
         confidence: if watched { confidence(case) } else { Confidence::Inferred },
-        summary: format!("{} belongs to {name}, {how}: thread {} {doing} {place} ({innermost}).", case.what(), thread.tid),
+        summary: format!("{} belongs to {name}, {how}: thread {} {doing} {place}{waited} ({innermost}).", case.what(), thread.tid),
         notes: ending.notes(),
         remedies,
     }
@@ -99,7 +100,7 @@ mod tests {
         assert_eq!(
             holding.summary,
             "2.5 GiB on GPU 0 belongs to EngineCore (PID 574), which cannot die: thread 577 spins inside the NVIDIA driver \
-             (uvm_spin_loop+0x1c/0x90 [nvidia_uvm])."
+             for 30.0 s (uvm_spin_loop+0x1c/0x90 [nvidia_uvm])."
         );
         assert!(holding.remedy.iter().all(|r| r.command.as_deref().is_none_or(|c| !c.starts_with("kill"))));
     }
@@ -108,7 +109,7 @@ mod tests {
     fn without_a_driver_frame_the_gpu_is_innocent() {
         let holding = killed_in_vain(stuck("D", &["request_wait_answer+0x1/0x2 [fuse]", "fuse_read+0x1/0x2 [fuse]"]));
         assert_eq!(holding.cause, CauseId::ExitBlockedElsewhere);
-        assert!(holding.summary.contains("thread 577 is stuck in kernel code outside the NVIDIA driver (request_wait_answer"));
+        assert!(holding.summary.contains("thread 577 is stuck in kernel code outside the NVIDIA driver for 30.0 s (request_wait_answer"));
     }
 
     #[test]

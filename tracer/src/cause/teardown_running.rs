@@ -4,7 +4,7 @@
 //! GiB of pinned memory took 4.3 s, 243 GB took 26 s. Nobody has to do anything.
 //!
 //! * **Must be seen:** the owner is exiting, or is dead and nobody holds its files; and the GPU's used memory is
-//!   falling, or the exit is younger than ten seconds.
+//!   falling, or the exit is younger than five seconds.
 //! * **Would refute it:** memory that does not fall while a thread sits in the kernel (`exit_blocked_*`), or that
 //!   stays after the last holder is gone (`no_holder`).
 //! * **Confidence:** exact while memory is falling; inferred from the exit's age.

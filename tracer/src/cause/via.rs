@@ -6,7 +6,7 @@ use super::case::Owner;
 use crate::event::{BootNs, ProcessId, Via};
 use crate::world::World;
 use crate::world::file::{File, Holder, Place};
-use crate::world::process::Process;
+use crate::world::process::{Process, Stage};
 
 /// The answer.
 pub(super) struct Way {
@@ -35,7 +35,7 @@ pub(super) fn of(
     }
     if owner.is_some_and(|owner| owner.id == process.id()) {
         let lives_on = process.exit.leader.is_some() || process.state().is_some_and(|s| s.leader_exited);
-        let via = if lives_on && process.is_alive() { Via::Thread } else { Via::Opened };
+        let via = if lives_on && process.stage() == Stage::Alive { Via::Thread } else { Via::Opened };
         return seen(via);
     }
     if let Some(via) = holder.via.filter(|via| *via != Via::Opened) {
@@ -75,5 +75,20 @@ fn deduce(owner: Option<Owner<'_>>, file: &File, process: &Process, holder: &Hol
         }
         Some(false) => (Via::Fork, "the descriptor survives exec, and its close-on-exec flag is the one of the open"),
         _ => (Via::Fork, "nothing shows that it was passed"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::event::Via;
+    use crate::story::Story;
+
+    #[test]
+    fn an_exiting_owner_is_no_thread_that_lives_on() {
+        let mut story = Story::warm();
+        let trainer = story.process(574, "python3");
+        story.uses_cuda(trainer);
+        story.thread_exits(trainer, 574, 0, Some(0), 1);
+        assert_eq!(story.holding().holders[0].via, Via::Opened);
     }
 }
