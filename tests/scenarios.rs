@@ -89,7 +89,13 @@ scenarios! {
             vec![held(InheritedDescriptor, "owner").by("first", Fork).by("second", Fork).by("third", Fork).inferred()],
             vec![held(InheritedDescriptor, "owner").by("first", Fork).by("second", Fork).by("third", Fork)],
         ).remedied();
-    a_descriptor_without_close_on_exec_survives_exec => inherited("exec-no-cloexec", "child");
+    a_descriptor_without_close_on_exec_survives_exec =>
+        Scenario::new(
+            "exec-no-cloexec",
+            // Cold, a descriptor that exec did not close was passed, as far as NVIDIA's libraries open them.
+            vec![held(PassedDescriptor, "owner").by("child", ScmRights).inferred()],
+            vec![held(InheritedDescriptor, "owner").by("child", Fork)],
+        ).remedied();
     an_innocent_process_with_the_dead_owners_pid_is_not_blamed =>
         Scenario::new(
             "recycled-pid",
