@@ -4,6 +4,7 @@
 //! away (`outlive ... | head`) is not an error.
 
 mod check;
+mod demo;
 mod doctor;
 mod explain;
 mod output;
@@ -49,6 +50,6 @@ fn run(cli: &Cli) -> Result<u8> {
         Command::Timeline(args) => timeline::run(args, &cli.common),
         Command::Check(args) => check::run(args, &cli.common),
         Command::Doctor(args) => doctor::run(args, &cli.common),
-        Command::Demo(_) => anyhow::bail!("not yet"),
+        Command::Demo(args) => demo::run(args, &cli.common),
     }
 }

@@ -14,6 +14,7 @@ use crate::source::nvml::{self, Rate, Sampler};
 use crate::source::procfs::Proc;
 use crate::trace::writer::Writer;
 use crate::world::World;
+use crate::world::signal::is_fatal_by_default;
 use crate::{host, sys};
 use anyhow::Result;
 use std::collections::BTreeMap;
@@ -25,12 +26,17 @@ const SCAN_DELAY_NS: u64 = 5_000_000;
 const SCAN_COST: u64 = 50;
 /// While something outlives its owner, its state is looked at this often.
 const LOOK_AGAIN_NS: u64 = 5_000_000_000;
-/// With nothing going on, a scan confirms the books this often.
-const HEARTBEAT_NS: u64 = 600_000_000_000;
+/// No hook tells that a process was frozen, traced, or registered a file in an io_uring: a scan looks this often at least, at
+/// most, and so that it costs no more than this share of the time.
+const HEARTBEAT_MIN_NS: u64 = 30_000_000_000;
+const HEARTBEAT_MAX_NS: u64 = 600_000_000_000;
+const HEARTBEAT_COST: u64 = 2_000;
 /// Fast sampling goes on until nothing moved for this long...
 const STABLE_NS: u64 = 500_000_000;
 /// ...and a process that does not finish its exit is watched no longer than this.
 const FAST_MAX_NS: u64 = 60_000_000_000;
+/// How long the end of a recording waits for a last NVML sample.
+const LAST_SAMPLE: Duration = Duration::from_secs(2);
 /// Time between two drains while events come, and when none do.
 const SOON: Duration = Duration::from_millis(3);
 const IDLE: Duration = Duration::from_millis(900);
@@ -47,6 +53,8 @@ pub struct Recorder {
     writer: Writer,
     /// GPU processes whose exit has begun, and when.
     leaving: BTreeMap<ProcessId, BootNs>,
+    /// GPU processes that got a signal that should end them, and when: they are looked at until it is clear whether it did.
+    signalled: BTreeMap<ProcessId, BootNs>,
     /// Last time that memory or a process list moved.
     moved_at: BootNs,
     fast: bool,
@@ -79,7 +87,8 @@ impl ScanPlan {
         }
         match self.wanted_at {
             Some(at) => now.saturating_sub(at) >= SCAN_DELAY_NS,
-            None => since >= if outliving { LOOK_AGAIN_NS } else { HEARTBEAT_NS },
+            None if outliving => since >= LOOK_AGAIN_NS,
+            None => since >= self.last_cost_ns.saturating_mul(HEARTBEAT_COST).clamp(HEARTBEAT_MIN_NS, HEARTBEAT_MAX_NS),
         }
     }
 }
@@ -115,6 +124,7 @@ impl Recorder {
             world,
             writer,
             leaving: BTreeMap::new(),
+            signalled: BTreeMap::new(),
             moved_at: 0,
             fast: false,
             scan: ScanPlan::default(),
@@ -149,7 +159,8 @@ impl Recorder {
         }
         let now = sys::boottime_ns();
         self.adapt_sampling(now);
-        if self.scan.due(now, !self.leaving.is_empty() || self.world.anything_outlives()) {
+        let watching = !self.leaving.is_empty() || !self.signalled.is_empty();
+        if self.scan.due(now, watching || self.world.anything_outlives()) {
             self.scan_now()?;
         }
         Ok(())
@@ -191,6 +202,8 @@ impl Recorder {
     /// # Errors
     /// When the last events cannot be written.
     pub fn finish(mut self, reason: &str) -> Result<()> {
+        let last_sample = self.sampler.sample_now();
+        let _ = self.sampler.wait(last_sample, LAST_SAMPLE);
         self.drain();
         if let Err(error) = self.scan_now() {
             tracing::warn!("no scan at the end of the recording: {error:#}");
@@ -231,6 +244,10 @@ impl Recorder {
                     self.scan.want(event.at);
                 }
             }
+            What::Signal { to, sig, .. } if is_fatal_by_default(*sig) && self.world.uses_gpu(*to) => {
+                self.signalled.entry(*to).or_insert(event.at);
+                self.scan.want(event.at);
+            }
             What::Zombie { id, .. } => self.left(*id, event.at),
             What::Free { id } | What::ProcessGone { id } => self.left(*id, event.at),
             What::GpuMemory { .. } | What::GpuProcesses { .. } => self.moved_at = event.at,
@@ -242,6 +259,7 @@ impl Recorder {
 
     /// A process that was leaving has left; its memory is sampled a moment longer.
     fn left(&mut self, id: ProcessId, at: BootNs) {
+        self.signalled.remove(&id);
         if self.leaving.remove(&id).is_some() {
             self.moved_at = at;
             self.scan.want(at);
@@ -293,6 +311,7 @@ impl Recorder {
 
     fn adapt_sampling(&mut self, now: BootNs) {
         self.leaving.retain(|_, began| now.saturating_sub(*began) < FAST_MAX_NS);
+        self.signalled.retain(|_, sent| now.saturating_sub(*sent) < FAST_MAX_NS);
         let fast = !self.leaving.is_empty() || now.saturating_sub(self.moved_at) < STABLE_NS && self.moved_at != 0;
         if fast != self.fast {
             self.fast = fast;
@@ -355,5 +374,13 @@ mod tests {
         let plan = ScanPlan { wanted_at: None, last_at: 0, last_cost_ns: 0 };
         assert!(!plan.due(6_000_000_000, false));
         assert!(plan.due(6_000_000_000, true));
+    }
+
+    #[test]
+    fn a_quiet_host_is_looked_at_as_often_as_it_can_afford() {
+        let at = |last_cost_ns| ScanPlan { wanted_at: None, last_at: 0, last_cost_ns };
+        assert!(at(300_000).due(31_000_000_000, false));
+        assert!(!at(30_000_000).due(31_000_000_000, false));
+        assert!(at(30_000_000).due(61_000_000_000, false));
     }
 }

@@ -5,6 +5,7 @@ mod bench;
 mod bench_loop;
 mod ebpf;
 mod floor;
+mod man;
 mod run;
 mod setup;
 mod test;
@@ -40,13 +41,15 @@ enum Command {
         #[arg(long)]
         ci: bool,
     },
-    /// Run the kernel tests and scenarios under Debian's 6.1 and 6.12 in QEMU.
+    /// Run the kernel tests under Debian's 6.1 and 6.12 in QEMU.
     Vm {
         /// Only these kernels ("6.1", "6.12").
         kernels: Vec<String>,
     },
     /// House rules.
     Tidy,
+    /// Write man/outlive.1.
+    Man,
     /// Measure, and write docs/performance.md.
     Bench,
     #[command(hide = true)]
@@ -72,6 +75,7 @@ fn dispatch() -> anyhow::Result<()> {
         Command::Test { ci } => test::test(ci),
         Command::Vm { kernels } => vm::vm(&kernels),
         Command::Tidy => tidy::tidy(),
+        Command::Man => man::man(),
         Command::Bench => bench::bench(),
         Command::Floor => floor::run(),
         Command::BenchLoop { kind, iterations, path } => bench_loop::run(&kind, iterations, &path),

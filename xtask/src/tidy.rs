@@ -34,6 +34,9 @@ pub(crate) fn tidy() -> Result<()> {
         complaints.extend(length(name, &text));
         complaints.extend(purity(name, &text));
     }
+    if fs::read(root.join(crate::man::PLACE)).ok() != Some(crate::man::page()?) {
+        complaints.push(format!("{}: not what --help says; run `cargo xtask man`", crate::man::PLACE));
+    }
     println!("tidy: {} files, {} complaints", files.len(), complaints.len());
     if complaints.is_empty() { Ok(()) } else { bail!("{}", complaints.join("\n")) }
 }

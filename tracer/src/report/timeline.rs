@@ -3,7 +3,7 @@
 //! Always true: steps are in the kernel's order; a step without a time says why; names are escaped.
 
 use super::escape::escape;
-use super::layout::{Paint, Style, duration};
+use super::layout::{Paint, Style, count, duration};
 use crate::timeline::{Step, StepId, Timeline};
 
 /// Cells of the bar.
@@ -15,7 +15,23 @@ pub fn text(timelines: &[Timeline], style: &Style) -> String {
     if timelines.is_empty() {
         return "No process that used the GPU ended in this recording.\n".to_owned();
     }
-    timelines.iter().map(|t| one(t, style)).collect::<Vec<_>>().join("\n")
+    let (mut loud, quiet): (Vec<&Timeline>, Vec<&Timeline>) = timelines.iter().partition(|t| style.verbose || had_memory(t));
+    let mut hidden = quiet.len();
+    if loud.is_empty() {
+        loud = quiet;
+        hidden = 0;
+    }
+    let mut out = loud.into_iter().map(|t| one(t, style)).collect::<Vec<_>>().join("\n");
+    if hidden > 0 {
+        let more = format!("\n{} opened GPU files and never had memory; --verbose shows them.\n", count(hidden, "more process"));
+        out.push_str(&more.replace("processs", "processes"));
+    }
+    out
+}
+
+/// NVML charged memory to it at some time: nvidia-smi and other monitors only open the files.
+fn had_memory(t: &Timeline) -> bool {
+    t.steps.iter().any(|s| s.step == StepId::MemoryBack && (s.at_ns.is_some() || s.awaited))
 }
 
 fn one(t: &Timeline, style: &Style) -> String {

@@ -48,7 +48,7 @@ impl Default for Options {
     fn default() -> Self {
         Options {
             library: None,
-            rest: Duration::from_secs(2),
+            rest: Duration::from_secs(10),
             fast: Duration::from_millis(3),
             watch_xid: false,
         }

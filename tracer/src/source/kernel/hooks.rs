@@ -57,6 +57,7 @@ pub(super) const ALL: &[Spec] = &[
     call("sys_exit_dup", "duplicates of a descriptor between two scans"),
     some_call("sys_exit_dup2", "duplicates of a descriptor between two scans"),
     call("sys_exit_dup3", "duplicates of a descriptor between two scans"),
+    call("sys_exit_fcntl", "duplicates of a descriptor between two scans"),
     call("sys_enter_close", "when a descriptor was closed"),
     some_call("sys_exit_close_range", "when descriptors were closed by close_range"),
     call("sys_exit_sendmsg", "who put an NVIDIA file into a unix socket"),

@@ -1,3 +1,5 @@
+//! Tests of the BTF scanner: what it finds, and that hostile bytes cannot hurt it.
+
 use super::*;
 
 /// Writes BTF for the tests.

@@ -1,3 +1,5 @@
+//! Tests of the decoder: every kind of record, and bytes that are none.
+
 use super::*;
 use proptest::prelude::*;
 

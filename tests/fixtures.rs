@@ -1,0 +1,128 @@
+//! Recordings of a real H200, explained again: what was true then must be said now, at every moment nothing false.
+//!
+//! The truth beside the recordings is what the scenario programs did (tests/gpu/keep.py), not what outlive said.
+
+use outlive::event::Event;
+use outlive::explanation::{CauseId, Explanation, explain};
+use outlive::offline::{self, Moment};
+use outlive::trace::reader::Reader;
+use outlive::world::World;
+use serde::Deserialize;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+
+#[derive(Deserialize)]
+struct Truth {
+    at: String,
+    cause: Option<CauseId>,
+    owner: u32,
+    holders: Option<BTreeMap<String, outlive::event::Via>>,
+}
+
+fn folder() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("fixtures/h200")
+}
+
+fn truths() -> BTreeMap<String, Truth> {
+    let text = std::fs::read_to_string(folder().join("truth.json")).expect("truth.json is there");
+    serde_json::from_str(&text).expect("truth.json is as keep.py writes it")
+}
+
+fn events(name: &str) -> Vec<Event> {
+    let reader = Reader::open(&folder().join(format!("{name}.jsonl.zst"))).expect("the recording is there");
+    reader.map(|event| event.expect("the recording is whole")).collect()
+}
+
+fn fold<'a>(events: impl IntoIterator<Item = &'a Event>) -> World {
+    let mut world = World::default();
+    events.into_iter().for_each(|event| world.apply(event));
+    world
+}
+
+/// Holdings apart from the driver's reserve.
+fn held(answer: &Explanation) -> Vec<&outlive::explanation::Holding> {
+    answer.holdings.iter().filter(|h| h.cause != CauseId::DriverReserve).collect()
+}
+
+#[test]
+fn every_recorded_incident_is_explained_as_it_was() {
+    for (name, truth) in truths() {
+        let path = folder().join(format!("{name}.jsonl.zst"));
+        // The moment is printed in whole milliseconds: take all of the last one.
+        let moment = match Moment::parse(&truth.at).expect("a moment") {
+            Moment::Wall(ns) => Moment::Wall(ns + 999_999),
+            other => other,
+        };
+        let answer = explain(&offline::world(&[&path], moment).expect("a trace"));
+        let held = held(&answer);
+        let Some(cause) = truth.cause else {
+            assert!(held.is_empty(), "{name}: {held:?}");
+            continue;
+        };
+        let found = held.iter().find(|h| h.cause == cause).unwrap_or_else(|| panic!("{name}: {held:?}"));
+        assert_eq!(found.owner.as_ref().map(|o| o.pid), Some(truth.owner), "{name}");
+        if let Some(holders) = truth.holders {
+            let got: BTreeMap<String, _> = found.holders.iter().map(|h| (h.pid.to_string(), h.via)).collect();
+            assert_eq!(got, holders, "{name}");
+        }
+        assert!(found.bytes.is_some_and(|b| b > 512 << 20), "{name}: {:?}", found.bytes);
+    }
+}
+
+#[test]
+fn after_everything_was_killed_nothing_is_held() {
+    for name in truths().into_keys() {
+        let answer = explain(&fold(&events(&name)));
+        assert!(held(&answer).is_empty(), "{name}: {:?}", held(&answer));
+        assert_eq!(answer.exit_code(), 0, "{name}");
+    }
+}
+
+#[test]
+fn no_prefix_of_a_recording_blames_a_process_that_holds_nothing() {
+    for name in truths().into_keys() {
+        let events = events(&name);
+        let mut world = World::default();
+        for (index, event) in events.iter().enumerate() {
+            world.apply(event);
+            if index % 7 != 0 {
+                continue;
+            }
+            let holding: BTreeSet<u32> = world.processes().filter(|p| !p.files.is_empty()).map(|p| p.id().tgid()).collect();
+            for h in explain(&world).holdings {
+                for holder in h.holders {
+                    assert!(holding.contains(&holder.pid), "{name}, event {index}: {} holds nothing", holder.pid);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_recording_without_some_of_its_events_never_panics() {
+    for name in truths().into_keys() {
+        let events = events(&name);
+        for step in 2..7 {
+            for start in 0..step {
+                let _ = explain(&fold(events.iter().enumerate().filter(|(i, _)| i % step != start).map(|(_, e)| e)));
+            }
+        }
+        let _ = explain(&fold(events.iter().rev()));
+    }
+}
+
+#[test]
+fn the_next_file_of_a_rotated_recording_says_the_same_of_what_is_held() {
+    for name in truths().into_keys() {
+        let events = events(&name);
+        for cut in [events.len() / 3, events.len() / 2, events.len() * 2 / 3] {
+            let before = fold(&events[..cut]);
+            let after = fold(&before.carry_over());
+            let say = |w: &World| -> Vec<_> {
+                let answer = explain(w);
+                answer.holdings.iter().map(|h| (h.gpu, h.bytes, h.cause, h.owner.as_ref().map(|o| o.pid), h.summary.clone())).collect()
+            };
+            assert_eq!(say(&after), say(&before), "{name}, cut at {cut}");
+        }
+    }
+}
