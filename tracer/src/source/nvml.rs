@@ -36,7 +36,7 @@ const QUEUE: usize = 8192;
 pub struct Options {
     /// The library to load (`--nvml`); `None` looks in the usual places.
     pub library: Option<PathBuf>,
-    /// Time between samples at [`Rate::Rest`].
+    /// Time between samples at [`Rate::Rest`], longer where a sample is expensive.
     pub rest: Duration,
     /// Time between samples at [`Rate::Fast`].
     pub fast: Duration,
