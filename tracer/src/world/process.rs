@@ -178,7 +178,7 @@ impl Process {
             )* };
         }
         self.first_parent = self.first_parent.or(news.parent);
-        take!(parent, comm, cmdline, uid, ns_pid, pgrp, session, cgroup, container, never_execed, cred, gpu_user);
+        take!(parent, comm, cmdline, uid, ns_pid, pgrp, session, cgroup, container, never_execed, cred, gpu_user, pids);
     }
 
     /// A thread exits.
@@ -210,6 +210,7 @@ impl Process {
         self.state = None;
         self.signals.shrink();
         self.info.cgroup = None;
+        self.info.pids = None;
         self.exit.threads.shrink_to_fit();
     }
 }
