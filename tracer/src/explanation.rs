@@ -353,7 +353,7 @@ impl Explanation {
 
 #[cfg(test)]
 mod tests {
-    use crate::event::{ProcessId, What};
+    use crate::event::{PidsLimit, ProcessId, ProcessInfo, What};
     use crate::story::Story;
 
     #[test]
@@ -377,8 +377,15 @@ mod tests {
         assert_eq!(zombie.since.as_deref(), Some("2025-06-01T12:00:00.007Z"));
         let parent = zombie.parent.as_ref().unwrap();
         assert_eq!((parent.pid, parent.comm.as_deref()), (1, Some("systemd")));
+        story.scanned();
+        assert_eq!(story.told().pids.unwrap().cgroup, None);
+        let pids = PidsLimit { cgroup: "/docker/3f2a".into(), current: 98, max: 100 };
+        let parent = ProcessId(parent.pid, story.world().living(parent.pid).unwrap().id().start());
+        story.push(What::Process(Box::new(ProcessInfo { id: parent, pids: Some(pids), ..ProcessInfo::default() })));
+        assert_eq!(story.told().pids.unwrap().cgroup.as_deref(), Some("/docker/3f2a: 98 of 100"));
         story.reaped(trainer);
         assert!(story.told().zombies.is_empty());
+        assert_eq!(story.told().pids.unwrap().cgroup, None, "nobody must wait any more");
     }
 
     #[test]

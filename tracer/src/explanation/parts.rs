@@ -164,5 +164,10 @@ pub(super) fn zombies(world: &World) -> Vec<ZombiePart> {
 pub(super) fn pids(world: &World) -> Option<PidsPart> {
     let scan = world.host().scan?;
     let pid_max = world.host().header.as_ref().and_then(|header| header.pid_max);
-    Some(PidsPart { zombies: scan.zombies, processes: scan.processes, pid_max, cgroup: None })
+    let zombies = world.processes().filter(|process| process.stage() == Stage::Zombie);
+    let must_wait = zombies.filter_map(|zombie| zombie.info.parent);
+    let limits = must_wait.filter_map(|parent| world.process(parent)?.info.pids.as_ref());
+    let tightest = limits.min_by_key(|limit| limit.room());
+    let cgroup = tightest.map(|limit| format!("{}: {} of {}", limit.cgroup, limit.current, limit.max));
+    Some(PidsPart { zombies: scan.zombies, processes: scan.processes, pid_max, cgroup })
 }

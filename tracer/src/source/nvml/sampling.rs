@@ -16,7 +16,7 @@ use tokio::sync::mpsc;
 
 use super::{Options, Rate, Shared, failure, limit};
 use crate::event::{Event, GpuProcess, GpuUse, What};
-use crate::source::clock;
+use crate::sys;
 
 /// NVML that could not be initialised is tried again this often.
 const RETRY: Duration = Duration::from_secs(10);
@@ -161,7 +161,7 @@ struct Out {
 
 impl Out {
     fn send(&mut self, what: What) {
-        let at = clock::boottime();
+        let at = sys::boottime_ns();
         if self.dropped > 0 {
             let lost = What::Lost {
                 cause: "queue_full".to_owned(),
