@@ -344,8 +344,8 @@ impl Explanation {
         match worst {
             Some(0) => 3,
             Some(1) => 4,
-            // No scan and no NVML: not seeing anything is no proof that there is nothing.
-            None if self.limits.iter().any(|limit| limit.missing == limits::NO_SCAN) => 4,
+            // Not having looked, or having looked at a part of the host only, is no proof that there is nothing.
+            None if self.limits.iter().any(|l| matches!(l.missing.as_str(), limits::NO_SCAN | limits::OTHER_NAMESPACES)) => 4,
             _ => 0,
         }
     }

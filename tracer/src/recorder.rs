@@ -323,8 +323,12 @@ impl Recorder {
                 tracing::error!("{error}; recording goes on in memory and counts what it cannot write");
                 self.write_failed = true;
             }
-            Ok(()) => self.write_failed = false,
-            Err(_) => {}
+            // An event that the writer merely counted says nothing about the disk.
+            Ok(()) if self.write_failed && !self.writer.is_failing() => {
+                tracing::warn!("{} can be written again", self.writer.path().display());
+                self.write_failed = false;
+            }
+            _ => {}
         }
     }
 }

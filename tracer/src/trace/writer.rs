@@ -136,6 +136,12 @@ impl Writer {
         self.lost
     }
 
+    /// The last attempt to write failed, and no later one has succeeded.
+    #[must_use]
+    pub const fn is_failing(&self) -> bool {
+        self.failing
+    }
+
     /// Bytes on disk in the current file.
     #[must_use]
     pub const fn bytes(&self) -> u64 {
