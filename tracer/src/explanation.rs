@@ -437,6 +437,18 @@ mod tests {
     }
 
     #[test]
+    fn a_name_is_not_run_by_a_shell_that_knows_no_comments() {
+        let mut story = Story::warm();
+        let trainer = story.process(574, "$(reboot)`id`;*");
+        story.uses_cuda(trainer);
+        let holding = story.holding();
+        let commands: Vec<&str> = holding.remedy.iter().filter_map(|r| r.command.as_deref()).collect();
+        let comments: Vec<&str> = commands.iter().filter_map(|c| c.split_once('#')).map(|(_, comment)| comment).collect();
+        assert_eq!(comments.len(), 3);
+        assert!(comments.iter().all(|c| !c.contains(['$', '`', ';', '*', '(', '|', '&', '<', '>'])), "{comments:?}");
+    }
+
+    #[test]
     fn pid_1_is_never_a_target() {
         let mut story = Story::warm();
         story.uses_cuda(ProcessId(1, 1));
