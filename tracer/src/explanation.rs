@@ -344,8 +344,8 @@ impl Explanation {
         match worst {
             Some(0) => 3,
             Some(1) => 4,
-            // No scan and no NVML: not seeing anything is no proof that there is nothing.
-            None if self.limits.iter().any(|limit| limit.missing == limits::NO_SCAN) => 4,
+            // Not having looked, or having looked at a part of the host only, is no proof that there is nothing.
+            None if self.limits.iter().any(|l| matches!(l.missing.as_str(), limits::NO_SCAN | limits::OTHER_NAMESPACES)) => 4,
             _ => 0,
         }
     }
@@ -441,6 +441,18 @@ mod tests {
         let commands = holding.remedy.iter().filter_map(|r| r.command.as_deref());
         assert!(commands.clone().count() == 3 && commands.clone().all(|c| !c.chars().any(char::is_control)));
         assert!(!holding.summary.chars().any(char::is_control));
+    }
+
+    #[test]
+    fn a_name_is_not_run_by_a_shell_that_knows_no_comments() {
+        let mut story = Story::warm();
+        let trainer = story.process(574, "$(reboot)`id`;*");
+        story.uses_cuda(trainer);
+        let holding = story.holding();
+        let commands: Vec<&str> = holding.remedy.iter().filter_map(|r| r.command.as_deref()).collect();
+        let comments: Vec<&str> = commands.iter().filter_map(|c| c.split_once('#')).map(|(_, comment)| comment).collect();
+        assert_eq!(comments.len(), 3);
+        assert!(comments.iter().all(|c| !c.contains(['$', '`', ';', '*', '(', '|', '&', '<', '>'])), "{comments:?}");
     }
 
     #[test]

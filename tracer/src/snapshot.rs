@@ -296,7 +296,8 @@ impl Snapshot {
         for task in relevant.iter().filter_map(|id| leaders.get(id)) {
             named.extend([task.pgrp, task.session].into_iter().filter(|pid| *pid != 0));
         }
-        for pid in named.difference(&pids) {
+        // While there are processes there is a PID 1, also where a hardened kernel does not show it.
+        for pid in named.difference(&pids).filter(|pid| **pid != 1) {
             let since = world.process_at(*pid, u64::MAX).is_some_and(|process| process.first_seen >= self.began);
             if !world.is_absent(*pid) && !since {
                 out.push(self.event(What::ProcessGone { id: ProcessId(*pid, 0) }));

@@ -33,7 +33,7 @@ async fn record(args: &Record, common: &Common) -> Result<()> {
     let path = args.output.clone().unwrap_or_else(default_path);
     let options = writer::Options { rotate_size: args.rotate_size, keep: args.keep.map(|n| n as usize) };
     let writer = Writer::create(&path, options, &opening)?;
-    let shown = writer.path().display().to_string();
+    let first = writer.path().display().to_string();
     // Everything is attached and open. NVML's thread is there already and keeps what root has: the driver's library may have
     // to load the module or make device nodes (nvidia-modprobe) when the driver comes back.
     if let Err(error) = sys::drop_capabilities(sys::WATCHING) {
@@ -41,9 +41,11 @@ async fn record(args: &Record, common: &Common) -> Result<()> {
     }
     let mut recorder = Recorder::new(sources, writer, &opening);
     sys::return_free_memory();
-    output::complain(&format!("outlive: recording to {shown}; stop with Ctrl-C"));
+    output::complain(&format!("outlive: recording to {first}; stop with Ctrl-C"));
     let reason = until_stopped(&mut recorder, &mut stops, args.duration).await?;
     recorder.finish(&reason)?;
+    // Of a recording that rotates, the name without a number stands for all parts that are left.
+    let shown = path.display();
     output::complain(&format!("outlive: stopped ({reason}); `outlive timeline {shown}` and `outlive explain --trace {shown}` read it"));
     Ok(())
 }

@@ -127,7 +127,7 @@ pub(super) fn gpus(world: &World, holdings: &[Holding]) -> Vec<GpuPart> {
         let memory = gpu.memory;
         let of_it = holdings.iter().filter(|h| h.gpu == Some(index));
         let owned = of_it.filter(|h| h.cause != CauseId::DriverReserve && (h.owner.is_some() || !h.holders.is_empty()));
-        let attributed = memory.map(|_| owned.filter_map(|h| h.bytes).sum::<u64>());
+        let attributed = memory.map(|_| owned.filter_map(|h| h.bytes).fold(0, u64::saturating_add));
         GpuPart {
             index,
             uuid: gpu.uuid.clone(),

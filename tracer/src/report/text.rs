@@ -46,11 +46,20 @@ pub fn explanation(e: &Explanation, style: &Style) -> String {
     out
 }
 
+/// What is said when `who` was asked about and has nothing: the sentence, and what could not be seen.
+#[must_use]
+pub fn nothing_of(who: &str, e: &Explanation, style: &Style) -> String {
+    let sentence = format!("{who} neither owns nor holds a GPU file or GPU memory, as far as can be seen.");
+    let limits = limits_text(e, style);
+    let gap = if limits.is_empty() { "" } else { "\n" };
+    format!("{}{gap}{limits}", wrap(&sentence, style.width, "", ""))
+}
+
 /// One line that answers the question before any detail.
 fn verdict_line(e: &Explanation, style: &Style) -> String {
     let outliving: Vec<&Holding> = e.holdings.iter().filter(|h| h.cause.outlives()).collect();
     let unknown = e.holdings.iter().any(|h| h.cause == CauseId::Unknown);
-    let bytes: u64 = outliving.iter().filter_map(|h| h.bytes).sum();
+    let bytes: u64 = outliving.iter().filter_map(|h| h.bytes).fold(0, u64::saturating_add);
     let (paint, text) = if !outliving.is_empty() && bytes > 0 {
         (Paint::Alarm, format!("{} of GPU memory outlives its owner or the attempt to end it.", size(bytes)))
     } else if !outliving.is_empty() {

@@ -440,6 +440,7 @@ fn a_full_disk_loses_nothing_silently_and_recording_goes_on() {
         .filter(|event| writer.write(event).is_err())
         .count();
     assert_eq!(failures, 1, "said once, not once an event");
+    assert!(writer.is_failing(), "counting an event is not writing it");
     let error = writer.flush().unwrap_err();
     assert!(error.to_string().contains("free some space"), "{error}");
     let lost = writer.lost();

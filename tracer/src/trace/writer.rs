@@ -139,6 +139,12 @@ impl Writer {
         self.lost
     }
 
+    /// The last attempt to write failed, and no later one has succeeded.
+    #[must_use]
+    pub const fn is_failing(&self) -> bool {
+        self.failing
+    }
+
     /// Bytes on disk in the current file.
     #[must_use]
     pub const fn bytes(&self) -> u64 {
@@ -195,12 +201,6 @@ impl Writer {
     pub fn sync(&mut self) -> Result<(), Error> {
         self.flush()?;
         self.sink.sync()
-    }
-
-    /// The last attempt to write failed, and none has worked since.
-    #[must_use]
-    pub const fn is_failing(&self) -> bool {
-        self.failing
     }
 
     /// The current file has reached the size at which the caller should [`rotate`](Self::rotate). Its opening counts for at
