@@ -342,3 +342,32 @@ fn a_killed_recorder_leaves_a_readable_trace() {
     let told = outlive(&["explain", "--trace", path.to_str().unwrap()]);
     assert!(matches!(code(&told), 0 | 3 | 4), "{}", err(&told));
 }
+
+#[test]
+fn one_pid_namespace_is_not_the_host() {
+    if !can_trace("one_pid_namespace_is_not_the_host") {
+        return;
+    }
+    let inside = |args: &[&str]| {
+        let command = [&["--pid", "--fork", "--mount-proc", OUTLIVE], args, &["--devices", DEVICE]].concat();
+        Command::new("unshare").args(command).stdin(Stdio::null()).output().unwrap()
+    };
+    let told = inside(&["check"]);
+    assert_eq!(code(&told), 4, "not seeing the host's processes proves nothing: {}{}", out(&told), err(&told));
+    let told = out(&inside(&["explain"]));
+    assert!(told.contains("processes outside this PID namespace") && !told.contains("exists any more"), "{told}");
+}
+
+#[test]
+fn a_narrow_terminal_gets_short_lines() {
+    let world = outlive::offline::world(&[&demo()], outlive::offline::Moment::End).unwrap();
+    let style = outlive::report::layout::Style { width: 40, ..Default::default() };
+    let timelines = outlive::report::timeline::text(&outlive::timeline::timelines(&world, None), &style);
+    let explanation = outlive::report::text::explanation(&outlive::explanation::explain(&world), &style);
+    for line in timelines.lines().chain(explanation.lines()) {
+        let copied = line.contains("kill -");
+        let one_word = line.split_whitespace().count() == 1;
+        let bar = line.contains('[');
+        assert!(line.chars().count() <= 40 || copied || one_word || bar && line.chars().count() < 50, "{line:?}");
+    }
+}

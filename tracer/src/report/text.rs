@@ -17,6 +17,8 @@ const LABEL: usize = 12;
 const EVIDENCE_MAX: usize = 12;
 /// Less than this is the driver's own bookkeeping beside NVML's figures per process (9 MiB for one context on an H200).
 const NOISE: u64 = 16 << 20;
+/// Narrower terminals get a short bar.
+const BAR_WIDTH_MIN: usize = 64;
 /// Zombies shown without `verbose`.
 const ZOMBIES_MAX: usize = 5;
 
@@ -87,7 +89,7 @@ fn gpu_line(gpu: &GpuPart, style: &Style) -> String {
         let reserved = gpu.reserved_bytes.unwrap_or(0);
         let attributed = gpu.attributed_bytes.unwrap_or(0).min(used);
         let unexplained = (used - attributed).checked_sub(NOISE).map_or(0, |_| used - attributed);
-        let cells = 24;
+        let cells = if style.width < BAR_WIDTH_MIN { 8 } else { 24 };
         line.push_str(&format!(
             "  [{}]  {} of {} used",
             bar(&[(reserved, '='), (attributed, '#'), (unexplained, '?')], total, cells),
@@ -106,7 +108,10 @@ fn gpu_line(gpu: &GpuPart, style: &Style) -> String {
         }
         if !notes.is_empty() {
             line.push('\n');
-            line.push_str(&style.paint(Paint::Faint, &format!("       {}", notes.join("   "))));
+            let one_line = format!("       {}", notes.join("   "));
+            let fits = one_line.chars().count() <= style.width;
+            let lines = if fits { one_line } else { notes.iter().map(|n| format!("       {n}")).collect::<Vec<_>>().join("\n") };
+            line.push_str(&style.paint(Paint::Faint, &lines));
         }
     }
     let first_width = line.lines().next().map_or(0, |l| l.chars().count());
