@@ -449,6 +449,9 @@ fn a_process_that_opened_earlier_is_followed_once_tracked(bench: &mut Bench) {
     let early = bench.early.take().unwrap();
     let id = only(&bench.scan(), early.pid).id;
     early.signal(libc::SIGCONT);
+    // Left over by an earlier process with this number.
+    bench.kernel.track(&[(ProcessId(id.tgid(), 1), true)]);
+    bench.kernel.track(&[(id, false)]);
     bench.kernel.track(&[(id, true)]);
     // An ancestor's entry must not replace a user's.
     bench.kernel.track(&[(id, false)]);
