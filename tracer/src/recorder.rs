@@ -17,7 +17,6 @@ use crate::source::procfs::Proc;
 use crate::trace::writer::{self, Writer};
 use crate::world::World;
 use crate::{host, sys};
-use crate::world::process::Stage;
 use anyhow::Result;
 use pace::{MemoryWatch, ScanPlan};
 use std::collections::BTreeSet;
@@ -184,8 +183,7 @@ impl Recorder {
     fn react(&mut self, event: &Event) {
         match &event.what {
             What::Exit { id, last, .. } if self.world.uses_gpu(*id) => {
-                // Threads come and go in a living process: that gives no memory back.
-                if self.world.process(*id).is_some_and(|process| process.stage() >= Stage::Exiting) {
+                if self.world.gives_memory_back(*id) {
                     self.memory.leaves(*id, event.at);
                 }
                 if *last {
