@@ -1,3 +1,5 @@
+//! BTF made by hand, cut short and spoilt, and that of the running kernel.
+
 use super::*;
 
 /// Writes BTF for the tests.

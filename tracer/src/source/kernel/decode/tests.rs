@@ -1,3 +1,5 @@
+//! Records made by hand: what each decodes to, and that no bytes are trusted.
+
 use super::*;
 use proptest::prelude::*;
 
