@@ -21,22 +21,25 @@ static LOST: PerCpuArray<u64> = PerCpuArray::with_max_entries(LOST_CAUSES, 0);
 #[map]
 static LAST_WAKE: PerCpuArray<u64> = PerCpuArray::with_max_entries(1, 0);
 
-/// Counts one loss.
+/// Counts one loss; how many of this cause there were on this CPU, this one included.
 #[inline(always)]
-pub(crate) fn count(cause: Lost) {
-    count_lost(cause as u32);
+pub(crate) fn count(cause: Lost) -> u64 {
+    count_lost(cause as u32)
 }
 
 /// A global function (exported, C ABI, returns a number): the verifier checks it once and not at every call.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn count_lost(cause: u32) -> u64 {
-    if let Some(counter) = LOST.get_ptr_mut(cause) {
-        // SAFETY: this CPU's slot, which lives as long as the program. A program that interrupts this one just here
-        // can cost one count, never the fact that something was lost.
-        unsafe { *counter = (*counter).wrapping_add(1) };
+    let Some(counter) = LOST.get_ptr_mut(cause) else {
+        return 0;
+    };
+    // SAFETY: this CPU's slot, which lives as long as the program. A program that interrupts this one just here
+    // can cost one count, never the fact that something was lost.
+    unsafe {
+        *counter = (*counter).wrapping_add(1);
+        *counter
     }
-    0
 }
 
 /// Now, ns of CLOCK_BOOTTIME.

@@ -188,11 +188,13 @@ fn put(tgid: u32, entry: Tracked) -> bool {
     true
 }
 
-/// Counts and says that a process is not followed. Global, like [`become_user`].
+/// Counts that a process is not followed, and says so once per CPU: a fork storm would say it for every child. Global, like
+/// [`become_user`].
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn report_full(tgid: u32) -> u64 {
-    ring::count(Lost::TrackedFull);
-    warn!(&(), "TRACKED is full: process {} is not followed", tgid);
+    if ring::count(Lost::TrackedFull) == 1 {
+        warn!(&(), "TRACKED is full: process {} and perhaps others are not followed", tgid);
+    }
     0
 }

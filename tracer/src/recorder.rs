@@ -189,8 +189,7 @@ impl Recorder {
     fn react(&mut self, event: &Event) {
         match &event.what {
             What::Exit { id, last, .. } if self.world.uses_gpu(*id) => {
-                // Threads come and go in a living process: that gives no memory back.
-                if self.world.process(*id).is_some_and(|process| process.stage() >= Stage::Exiting) {
+                if self.world.gives_memory_back(*id) {
                     self.memory.leaves(*id, event.at);
                 }
                 if *last {

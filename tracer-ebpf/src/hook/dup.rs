@@ -1,10 +1,13 @@
 //! Return of dup, dup2, dup3, and fcntl(fd, F_DUPFD..., arg): `syscalls:sys_exit_*`; since 2.6. The new descriptor is what they
 //! return. fcntl(fd, F_SETFD, flags) makes no descriptor but changes whether exec closes it, which is reported the same way.
+//!
+//! dup2 and dup3 close what the new descriptor was before, which cannot be seen any more: the next scan says. Standard
+//! input, output and error are let be: every shell replaces them, and they are not where NVIDIA files lie.
 
 use aya_ebpf::{macros::tracepoint, programs::TracePointContext};
 use outlive_ebpf::record::Kind;
 
-use super::returned;
+use super::{files_changed, returned};
 use crate::{
     files::{Entry, nvidia_at},
     kernel::{Registers, Typed},
@@ -15,37 +18,34 @@ use crate::{
 const F_DUPFD: u64 = 0;
 const F_SETFD: u64 = 2;
 const F_DUPFD_CLOEXEC: u64 = 1030;
+const STDERR: i64 = 2;
 
 #[tracepoint]
 pub(crate) fn sys_exit_dup(ctx: TracePointContext) -> u32 {
-    duplicated(&ctx)
+    report(returned(&ctx), false)
 }
 #[tracepoint]
 pub(crate) fn sys_exit_dup2(ctx: TracePointContext) -> u32 {
-    duplicated(&ctx)
+    report(returned(&ctx), true)
 }
 #[tracepoint]
 pub(crate) fn sys_exit_dup3(ctx: TracePointContext) -> u32 {
-    duplicated(&ctx)
+    report(returned(&ctx), true)
 }
 
 #[tracepoint]
 pub(crate) fn sys_exit_fcntl(ctx: TracePointContext) -> u32 {
     let registers = Registers::of(Typed::current());
     match registers.second() {
-        F_DUPFD | F_DUPFD_CLOEXEC => report(returned(&ctx)),
-        F_SETFD if returned(&ctx) == 0 => report(i64::from(registers.first() as u32)),
+        F_DUPFD | F_DUPFD_CLOEXEC => report(returned(&ctx), false),
+        F_SETFD if returned(&ctx) == 0 => report(i64::from(registers.first() as u32), false),
         _ => 0,
     }
 }
 
+/// Reports the NVIDIA file at `fd`; of another file, only that it may have `replaced` one.
 #[inline(always)]
-fn duplicated(ctx: &TracePointContext) -> u32 {
-    report(returned(ctx))
-}
-
-#[inline(always)]
-fn report(fd: i64) -> u32 {
+fn report(fd: i64, replaced: bool) -> u32 {
     if fd < 0 {
         return 0;
     }
@@ -62,6 +62,8 @@ fn report(fd: i64) -> u32 {
             socket: 0,
         }
         .send();
+    } else if replaced && fd > STDERR {
+        files_changed(user);
     }
     0
 }

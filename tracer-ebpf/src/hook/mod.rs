@@ -26,12 +26,13 @@ mod signal_generate;
 mod wait;
 
 use aya_ebpf::{EbpfContext, programs::TracePointContext};
-use outlive_ebpf::record::Kind;
+use outlive_ebpf::record::{Header, Kind, flag};
 
 use crate::{
     files::{Entry, nvidia_at},
+    ring,
     task::Task,
-    tracked,
+    tracked::{self, Current},
 };
 
 /// What the system call returns: `long ret` of `syscalls:sys_exit_*`.
@@ -68,4 +69,18 @@ fn acquired(ctx: &TracePointContext, kind: Kind) -> u32 {
         .send();
     }
     0
+}
+
+/// Reports that a process may have lost descriptors in a way that only a scan can follow.
+#[inline(always)]
+fn files_changed(user: Current) {
+    ring::send::<Header>(|entry| {
+        let (who, comm) = (user.task.thread(), user.task.comm());
+        entry.write(ring::header::<Header>(
+            Kind::FilesChanged,
+            flag::GPU_USER,
+            who,
+            comm,
+        ));
+    });
 }

@@ -15,6 +15,13 @@ impl World {
         self.process(id).is_some_and(|p| p.held || p.charged || p.info.gpu_user == Some(true))
     }
 
+    /// Its exit has begun and may give GPU memory back. A thread's exit in a living process does not, nor does that of a
+    /// program which a GPU process has started and which closed its descriptors when it was executed.
+    #[must_use]
+    pub fn gives_memory_back(&self, id: ProcessId) -> bool {
+        self.process(id).is_some_and(|p| p.stage() == Stage::Exiting && (p.charged || !p.files.is_empty()))
+    }
+
     /// Processes that the kernel side must follow: those of `holders` that still hold something (`true`), and their
     /// ancestors (`false`).
     #[must_use]
@@ -52,5 +59,31 @@ impl World {
     pub fn unknown_pids(&self) -> BTreeSet<u32> {
         let listed = self.gpus().values().flat_map(|gpu| gpu.lines.keys().map(|(pid, _)| *pid));
         listed.filter(|pid| self.living(*pid).is_none() && !self.is_absent(*pid)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::event::What;
+    use crate::story::Story;
+
+    #[test]
+    fn only_the_end_of_a_process_that_has_the_gpu_gives_memory_back() {
+        let mut story = Story::warm();
+        let trainer = story.process(574, "python3");
+        story.uses_cuda(trainer);
+        story.thread_exits(trainer, 575, 0, None, 3);
+        assert!(!story.world().gives_memory_back(trainer), "a thread");
+        let helper = story.forks(trainer, 580, "python3");
+        story.execs(helper, "ls");
+        story.thread_exits(helper, 580, 0, Some(0), 0);
+        assert!(!story.world().gives_memory_back(helper), "it executed something else, which closed its descriptors");
+        let worker = story.forks(trainer, 581, "python3");
+        story.thread_exits(worker, 581, 0, Some(0), 0);
+        assert!(story.world().gives_memory_back(worker), "a fork that still had the files");
+        story.push(What::Zombie { id: worker, parent: trainer });
+        assert!(!story.world().gives_memory_back(worker), "that is over");
+        story.thread_exits(trainer, 574, 9, Some(9), 0);
+        assert!(story.world().gives_memory_back(trainer));
     }
 }

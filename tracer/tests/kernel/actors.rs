@@ -206,6 +206,12 @@ pub(crate) fn duplicate(file: &impl AsRawFd) -> i32 {
     checked("dup", unsafe { libc::dup(file.as_raw_fd()) }.into())
 }
 
+/// Makes descriptor `fd` another one of `file`, closing what it was.
+pub(crate) fn replace(file: &impl AsRawFd, fd: i32) {
+    // SAFETY: no pointers; the callers own both.
+    checked("dup2", unsafe { libc::dup2(file.as_raw_fd(), fd) }.into());
+}
+
 pub(crate) fn close(fd: i32) {
     // SAFETY: the callers own it.
     checked("close", unsafe { libc::close(fd) }.into());

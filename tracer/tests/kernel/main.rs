@@ -39,6 +39,7 @@ const TESTS: &[Test] = tests![
     a_scan_shows_exactly_the_holders,
     a_file_registered_in_an_io_uring_is_found,
     duplicates_and_closes_are_seen_and_close_range_asks_for_a_scan,
+    a_descriptor_that_dup2_replaces_asks_for_a_scan,
     a_process_that_opened_earlier_is_followed_once_tracked,
     a_flood_wakes_the_reader_and_nothing_is_lost,
     without_capabilities_the_error_says_what_to_do,
@@ -422,10 +423,35 @@ fn duplicates_and_closes_are_seen_and_close_range_asks_for_a_scan(bench: &mut Be
     assert!(bench.kernel.take_changed().iter().any(|id| id.tgid() == actor.pid));
 }
 
+fn a_descriptor_that_dup2_replaces_asks_for_a_scan(bench: &mut Bench) {
+    let actor = Actor::start(&bench.stand, |stand, gate| {
+        let file = stand.open(Device::Zero, 0);
+        let other = std::fs::File::open("/dev/null").unwrap();
+        actors::replace(&other, libc::STDERR_FILENO);
+        gate.arrive();
+        gate.wait();
+        actors::replace(&other, file.as_raw_fd());
+        gate.arrive();
+        gate.wait();
+    });
+    let changed = |bench: &mut Bench| {
+        bench.kernel.drain(&mut bench.events);
+        bench.kernel.take_changed().iter().any(|id| id.tgid() == actor.pid)
+    };
+    actor.await_arrival();
+    assert!(!changed(bench), "standard error is no NVIDIA file");
+    actor.go();
+    actor.await_arrival();
+    assert!(changed(bench));
+}
+
 fn a_process_that_opened_earlier_is_followed_once_tracked(bench: &mut Bench) {
     let early = bench.early.take().unwrap();
     let id = only(&bench.scan(), early.pid).id;
     early.signal(libc::SIGCONT);
+    // Left over by an earlier process with this number.
+    bench.kernel.track(&[(ProcessId(id.tgid(), 1), true)]);
+    bench.kernel.track(&[(id, false)]);
     bench.kernel.track(&[(id, true)]);
     // An ancestor's entry must not replace a user's.
     bench.kernel.track(&[(id, false)]);

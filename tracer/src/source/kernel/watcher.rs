@@ -140,11 +140,14 @@ impl Watcher {
         new
     }
 
-    /// Follows these processes. An ancestor never replaces a GPU user.
+    /// Follows these processes. An ancestor never replaces a GPU user that lives.
     pub(super) fn track(&mut self, processes: &[(ProcessId, bool)]) {
         for (id, gpu_user) in processes {
             let (flags, mode) = if *gpu_user { (flag::GPU_USER, REPLACE) } else { (0, KEEP) };
             let entry = value(Tracked { start: id.start(), flags, pad: 0 });
+            // An entry of an earlier process with this number is in nobody's way.
+            let stale = self.tracked.get(&id.tgid(), 0).is_ok_and(|[start, _]| start != 0 && start != id.start());
+            let mode = if stale { REPLACE } else { mode };
             let result = self.tracked.insert(id.tgid(), entry, mode);
             let known = matches!(&result, Err(MapError::SyscallError(error)) if error.io_error.kind() == io::ErrorKind::AlreadyExists);
             if result.is_err() && !known {
