@@ -126,3 +126,30 @@ fn the_next_file_of_a_rotated_recording_says_the_same_of_what_is_held() {
         }
     }
 }
+
+/// What stands in the README between the comment that begins with `about` and `<!-- end -->`, without its indent.
+fn shown_in_readme(about: &str) -> Vec<String> {
+    let readme = std::fs::read_to_string(folder().join("../../../README.md")).expect("README.md is there");
+    let lines = readme.lines().skip_while(|l| !l.starts_with(&format!("<!-- {about}"))).skip(1);
+    lines.take_while(|l| *l != "<!-- end -->").map(|l| l.strip_prefix("    ").unwrap_or(l).to_owned()).collect()
+}
+
+#[test]
+fn the_readme_shows_what_the_program_prints() {
+    use outlive::report::{layout::Style, text, timeline};
+    let demo = folder().join("../../../tracer/demo/h200-dataloader.jsonl.zst");
+    let world = offline::world(&[&demo], Moment::End).expect("the demo's recording");
+    let printed = text::explanation(&explain(&world), &Style::default());
+    let shown = shown_in_readme("outlive demo");
+    assert!(shown.len() > 20, "{shown:?}");
+    let printed: Vec<&str> = printed.lines().map(str::trim_end).take(shown.len()).collect();
+    assert_eq!(shown, printed, "README.md and `outlive demo` differ");
+
+    let killed = folder().join("killed.jsonl.zst");
+    let world = offline::world(&[&killed], Moment::End).expect("a recording");
+    let printed = timeline::text(&outlive::timeline::timelines(&world, None), &Style::default());
+    let shown = shown_in_readme("outlive timeline");
+    assert!(shown.len() > 8, "{shown:?}");
+    let printed: Vec<&str> = printed.lines().map(str::trim_end).take(shown.len()).collect();
+    assert_eq!(shown, printed, "README.md and `outlive timeline` differ");
+}

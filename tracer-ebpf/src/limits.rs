@@ -13,10 +13,6 @@ pub const DEVICES_MAX: u32 = 1_024;
 pub const ANCESTORS_MAX: u32 = 16;
 /// Descriptors looked at in one SCM_RIGHTS control message (the kernel's own limit, `SCM_MAX_FD`, include/net/scm.h).
 pub const SCM_FDS_MAX: u32 = 253;
-/// Control messages looked at in one msghdr.
-pub const CMSGS_MAX: u32 = 8;
-/// Messages looked at in one unix socket's receive queue.
-pub const QUEUE_MAX: u32 = 1_024;
 /// Steps (messages, control messages and descriptors together) that one walk over a queue or a msghdr takes.
 pub const WALK_STEPS_MAX: u32 = 8_192;
 /// Length of `task_struct.comm` (TASK_COMM_LEN, include/linux/sched.h).

@@ -3,6 +3,7 @@
 //! Always true: no I/O happens here; help texts here are the manual's source. Exit codes: 0 nothing outlives its owner,
 //! 3 something does, 4 cannot tell, 1 failure, 2 usage.
 
+use crate::offline::Moment;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -26,7 +27,7 @@ outlive explains and proposes; it never sends a signal and never resets a GPU.";
 #[derive(Args, Clone, Debug)]
 pub struct Common {
     /// Which device nodes count as NVIDIA files.
-    #[arg(long, global = true, value_name = "GLOB", default_value = "/dev/nvidia*")]
+    #[arg(long, global = true, value_name = "GLOB", default_value = "/dev/nvidia*", value_parser = parse_pattern)]
     pub devices: String,
     /// NVML library to load instead of the system's libnvidia-ml.so.1.
     #[arg(long, global = true, value_name = "PATH")]
@@ -92,8 +93,8 @@ pub struct Explain {
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
     /// With --trace: explain this moment instead of the end (RFC 3339, or +SECONDS from the start).
-    #[arg(long, value_name = "TIME", requires = "trace")]
-    pub at: Option<String>,
+    #[arg(long, value_name = "TIME", requires = "trace", value_parser = Moment::parse)]
+    pub at: Option<Moment>,
     /// Explain the running host with the history of a recording of the same boot (a recorder may still be writing it).
     #[arg(long, value_name = "FILE", conflicts_with = "trace")]
     pub history: Option<PathBuf>,
@@ -161,6 +162,10 @@ pub struct Demo {
     /// JSON.
     #[arg(long)]
     pub json: bool,
+}
+
+fn parse_pattern(text: &str) -> Result<String, glob::PatternError> {
+    glob::Pattern::new(text).map(|_| text.to_owned())
 }
 
 /// "512MiB", "2G", "65536": a count of bytes; K, M, G, T are powers of 1024, with or without "iB" or "B".

@@ -12,7 +12,8 @@ mod record;
 mod timeline;
 
 use crate::cli::{Cli, Command};
-use anyhow::Result;
+use crate::explanation::Explanation;
+use anyhow::{Result, bail};
 use clap::Parser as _;
 use std::process::ExitCode;
 
@@ -37,10 +38,32 @@ pub fn main() -> ExitCode {
         Ok(code) => ExitCode::from(code),
         Err(error) if output::is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            output::complain(&format!("outlive: {error:#}"));
+            output::complain(&format!("outlive: {}", sentence(&error)));
             ExitCode::from(FAILURE)
         }
     }
+}
+
+/// The error and what caused it; a cause that the sentence before it names already is not said again.
+fn sentence(error: &anyhow::Error) -> String {
+    let mut said = String::new();
+    for part in error.chain().map(ToString::to_string) {
+        if said.is_empty() {
+            said = part;
+        } else if !said.contains(&part) {
+            said = format!("{said}: {part}");
+        }
+    }
+    said
+}
+
+/// A GPU that does not exist would look like one that nobody uses.
+fn ensure_gpu(answer: &Explanation, asked: Option<u32>) -> Result<()> {
+    let Some(gpu) = asked.filter(|gpu| !answer.gpus.is_empty() && answer.gpus.iter().all(|g| g.index != *gpu)) else {
+        return Ok(());
+    };
+    let known: Vec<String> = answer.gpus.iter().map(|g| g.index.to_string()).collect();
+    bail!("there is no GPU {gpu}: NVML knows GPU {}", known.join(", "))
 }
 
 fn run(cli: &Cli) -> Result<u8> {

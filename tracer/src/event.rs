@@ -255,6 +255,29 @@ pub struct ProcessInfo {
     /// It uses the GPU or descends from a process that does; else it is only an ancestor, or was met by a scan.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gpu_user: Option<bool>,
+    /// How many processes its cgroup may have; only of a process that has zombies to wait for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pids: Option<PidsLimit>,
+}
+
+/// How many processes a cgroup has and may have.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PidsLimit {
+    /// The cgroup with the limit: the process's own or one above it.
+    pub cgroup: String,
+    /// Tasks in it, zombies included until they are reaped.
+    pub current: u64,
+    /// The most that it may have.
+    pub max: u64,
+}
+
+impl PidsLimit {
+    /// Tasks that it can still take.
+    #[must_use]
+    pub fn room(&self) -> u64 {
+        self.max.saturating_sub(self.current)
+    }
 }
 
 /// How a process or thread stands now, as a scan saw it. Masks are bit (signal − 1).

@@ -344,8 +344,8 @@ impl Explanation {
         match worst {
             Some(0) => 3,
             Some(1) => 4,
-            // No scan and no NVML: not seeing anything is no proof that there is nothing.
-            None if self.limits.iter().any(|limit| limit.missing == limits::NO_SCAN) => 4,
+            // Not having looked, or having looked at a part of the host only, is no proof that there is nothing.
+            None if self.limits.iter().any(|l| matches!(l.missing.as_str(), limits::NO_SCAN | limits::OTHER_NAMESPACES)) => 4,
             _ => 0,
         }
     }
@@ -353,7 +353,7 @@ impl Explanation {
 
 #[cfg(test)]
 mod tests {
-    use crate::event::{ProcessId, What};
+    use crate::event::{PidsLimit, ProcessId, ProcessInfo, What};
     use crate::story::Story;
 
     #[test]
@@ -377,8 +377,15 @@ mod tests {
         assert_eq!(zombie.since.as_deref(), Some("2025-06-01T12:00:00.007Z"));
         let parent = zombie.parent.as_ref().unwrap();
         assert_eq!((parent.pid, parent.comm.as_deref()), (1, Some("systemd")));
+        story.scanned();
+        assert_eq!(story.told().pids.unwrap().cgroup, None);
+        let pids = PidsLimit { cgroup: "/docker/3f2a".into(), current: 98, max: 100 };
+        let parent = ProcessId(parent.pid, story.world().living(parent.pid).unwrap().id().start());
+        story.push(What::Process(Box::new(ProcessInfo { id: parent, pids: Some(pids), ..ProcessInfo::default() })));
+        assert_eq!(story.told().pids.unwrap().cgroup.as_deref(), Some("/docker/3f2a: 98 of 100"));
         story.reaped(trainer);
         assert!(story.told().zombies.is_empty());
+        assert_eq!(story.told().pids.unwrap().cgroup, None, "nobody must wait any more");
     }
 
     #[test]
@@ -434,6 +441,18 @@ mod tests {
         let commands = holding.remedy.iter().filter_map(|r| r.command.as_deref());
         assert!(commands.clone().count() == 3 && commands.clone().all(|c| !c.chars().any(char::is_control)));
         assert!(!holding.summary.chars().any(char::is_control));
+    }
+
+    #[test]
+    fn a_name_is_not_run_by_a_shell_that_knows_no_comments() {
+        let mut story = Story::warm();
+        let trainer = story.process(574, "$(reboot)`id`;*");
+        story.uses_cuda(trainer);
+        let holding = story.holding();
+        let commands: Vec<&str> = holding.remedy.iter().filter_map(|r| r.command.as_deref()).collect();
+        let comments: Vec<&str> = commands.iter().filter_map(|c| c.split_once('#')).map(|(_, comment)| comment).collect();
+        assert_eq!(comments.len(), 3);
+        assert!(comments.iter().all(|c| !c.contains(['$', '`', ';', '*', '(', '|', '&', '<', '>'])), "{comments:?}");
     }
 
     #[test]

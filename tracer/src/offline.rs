@@ -44,13 +44,14 @@ fn wrong(text: &str) -> String {
 struct Until {
     moment: Moment,
     first: Option<BootNs>,
+    last: BootNs,
     /// Wall clock minus boottime, ns.
     wall_offset: i128,
 }
 
 impl Until {
     fn new(moment: Moment) -> Until {
-        Until { moment, first: None, wall_offset: 0 }
+        Until { moment, first: None, last: 0, wall_offset: 0 }
     }
 
     fn includes(&mut self, event: &Event) -> bool {
@@ -62,12 +63,39 @@ impl Until {
         if let Some(real) = real {
             self.wall_offset = i128::from(real) - i128::from(event.at);
         }
-        let first = *self.first.get_or_insert(event.at);
+        self.first.get_or_insert(event.at);
+        self.last = self.last.max(event.at);
+        self.is_before(event.at)
+    }
+
+    fn is_before(&self, at: BootNs) -> bool {
         match self.moment {
             Moment::End => true,
-            Moment::After(ns) => event.at.saturating_sub(first) <= ns,
-            Moment::Wall(ns) => i128::from(event.at) + self.wall_offset <= i128::from(ns),
+            Moment::After(ns) => at.saturating_sub(self.first.unwrap_or(at)) <= ns,
+            Moment::Wall(ns) => i128::from(at) + self.wall_offset <= i128::from(ns),
         }
+    }
+
+    /// A trace knows nothing of the time before it, and after its end only how things stood then.
+    fn ensure_covered(&self) -> Result<()> {
+        let Some(first) = self.first.filter(|_| self.moment != Moment::End) else { return Ok(()) };
+        if !self.is_before(first) {
+            bail!("the trace begins at {}, after the moment that was asked for", self.wall(first));
+        }
+        let ended = match self.moment {
+            Moment::End => false,
+            Moment::After(ns) => self.last.saturating_sub(first) < ns,
+            Moment::Wall(ns) => i128::from(self.last) + self.wall_offset < i128::from(ns),
+        };
+        if ended {
+            tracing::warn!("the trace ends at {}, before the moment that was asked for: this is how things stood then", self.wall(self.last));
+        }
+        Ok(())
+    }
+
+    fn wall(&self, at: BootNs) -> String {
+        let ns = u64::try_from(i128::from(at) + self.wall_offset).unwrap_or(0);
+        humantime::format_rfc3339_millis(std::time::UNIX_EPOCH + std::time::Duration::from_nanos(ns)).to_string()
     }
 }
 
@@ -82,6 +110,7 @@ pub fn world(paths: &[&std::path::PathBuf], moment: Moment) -> Result<World> {
         let mut reader = Reader::open(path)?;
         fold(&mut reader, &mut world, &mut until, path)?;
     }
+    until.ensure_covered()?;
     Ok(world)
 }
 

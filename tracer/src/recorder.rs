@@ -7,34 +7,23 @@
 //! * NVML is sampled every few milliseconds from a GPU process's exit until its memory is back or nothing moves;
 //! * a full disk, a vanished driver or a lost GPU is reported and recording goes on.
 
+mod pace;
+
 use crate::event::{BootNs, Event, ProcessId, What};
-use crate::source::kernel::Kernel;
+use crate::source::kernel::{Kernel, KernelError};
 use crate::source::kmsg::Kmsg;
 use crate::source::nvml::{self, Rate, Sampler};
 use crate::source::procfs::Proc;
-use crate::trace::writer::Writer;
+use crate::trace::writer::{self, Writer};
 use crate::world::World;
+use crate::world::process::Stage;
 use crate::world::signal::is_fatal_by_default;
 use crate::{host, sys};
 use anyhow::Result;
-use std::collections::BTreeMap;
+use pace::{MemoryWatch, ScanPlan};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
-/// A change waits this long for others before it is followed by a scan.
-const SCAN_DELAY_NS: u64 = 5_000_000;
-/// A scan may take at most this share of the time: the next one waits this many times the last one's duration.
-const SCAN_COST: u64 = 50;
-/// While something outlives its owner, its state is looked at this often.
-const LOOK_AGAIN_NS: u64 = 5_000_000_000;
-/// No hook tells that a process was frozen, traced, or registered a file in an io_uring: a scan looks this often at least, at
-/// most, and so that it costs no more than this share of the time.
-const HEARTBEAT_MIN_NS: u64 = 30_000_000_000;
-const HEARTBEAT_MAX_NS: u64 = 600_000_000_000;
-const HEARTBEAT_COST: u64 = 2_000;
-/// Fast sampling goes on until nothing moved for this long...
-const STABLE_NS: u64 = 500_000_000;
-/// ...and a process that does not finish its exit is watched no longer than this.
-const FAST_MAX_NS: u64 = 60_000_000_000;
 /// How long the end of a recording waits for a last NVML sample.
 const LAST_SAMPLE: Duration = Duration::from_secs(2);
 /// Time between two drains while events come, and when none do.
@@ -42,6 +31,10 @@ const SOON: Duration = Duration::from_millis(3);
 const IDLE: Duration = Duration::from_millis(900);
 /// The wall clock is written again when it moved by more than this against boottime.
 const CLOCK_STEP_NS: u64 = 50_000_000;
+/// A rotation that failed is tried again after this time.
+const ROTATE_AGAIN_NS: u64 = 60_000_000_000;
+/// Events that the buffer keeps room for.
+const BUFFER_KEPT: usize = 1_024;
 
 /// Everything that a recording needs. `writer` is the only thing that it changes on the host.
 pub struct Recorder {
@@ -51,46 +44,17 @@ pub struct Recorder {
     proc: Proc,
     world: World,
     writer: Writer,
-    /// GPU processes whose exit has begun, and when.
-    leaving: BTreeMap<ProcessId, BootNs>,
-    /// GPU processes that got a signal that should end them, and when: they are looked at until it is clear whether it did.
-    signalled: BTreeMap<ProcessId, BootNs>,
-    /// Last time that memory or a process list moved.
-    moved_at: BootNs,
+    memory: MemoryWatch,
     fast: bool,
     scan: ScanPlan,
     wall_offset: i128,
     write_failed: bool,
+    scan_failed: bool,
+    /// Not before this time.
+    rotate_at: BootNs,
     /// The last drain found events.
     busy: bool,
     buffer: Vec<Event>,
-}
-
-/// When the next scan is due.
-#[derive(Debug, Default)]
-struct ScanPlan {
-    /// Something changed then that a scan must follow.
-    wanted_at: Option<BootNs>,
-    last_at: BootNs,
-    last_cost_ns: u64,
-}
-
-impl ScanPlan {
-    fn want(&mut self, at: BootNs) {
-        self.wanted_at.get_or_insert(at);
-    }
-
-    fn due(&self, now: BootNs, outliving: bool) -> bool {
-        let since = now.saturating_sub(self.last_at);
-        if since < self.last_cost_ns.saturating_mul(SCAN_COST) {
-            return false;
-        }
-        match self.wanted_at {
-            Some(at) => now.saturating_sub(at) >= SCAN_DELAY_NS,
-            None if outliving => since >= LOOK_AGAIN_NS,
-            None => since >= self.last_cost_ns.saturating_mul(HEARTBEAT_COST).clamp(HEARTBEAT_MIN_NS, HEARTBEAT_MAX_NS),
-        }
-    }
 }
 
 /// The sources of a recording, ready to run.
@@ -107,10 +71,8 @@ pub struct Sources {
 
 impl Recorder {
     /// Takes the first snapshot. `opening` are the events that `writer` was created with.
-    ///
-    /// # Errors
-    /// When the host cannot be scanned.
-    pub fn new(sources: Sources, writer: Writer, opening: &[Event]) -> Result<Recorder> {
+    #[must_use]
+    pub fn new(sources: Sources, writer: Writer, opening: &[Event]) -> Recorder {
         let mut world = World::default();
         for event in opening {
             world.apply(event);
@@ -123,22 +85,21 @@ impl Recorder {
             proc,
             world,
             writer,
-            leaving: BTreeMap::new(),
-            signalled: BTreeMap::new(),
-            moved_at: 0,
+            memory: MemoryWatch::default(),
             fast: false,
             scan: ScanPlan::default(),
             wall_offset: wall_offset(),
             write_failed: false,
+            scan_failed: false,
+            rotate_at: 0,
             busy: false,
             buffer: Vec::new(),
         };
-        recorder.scan_now()?;
-        recorder.track_known();
-        // What was opened between attaching and tracking is found by a second scan.
-        recorder.scan_now()?;
-        recorder.tick()?;
-        Ok(recorder)
+        recorder.scan_now();
+        // What the processes that the first scan found did until they were followed is found by a second one.
+        recorder.scan_now();
+        recorder.tick();
+        recorder
     }
 
     /// Waits for something to happen and deals with it. Returns after at most a second.
@@ -147,7 +108,7 @@ impl Recorder {
     /// When the kernel's ring can no longer be read.
     pub async fn step(&mut self) -> Result<()> {
         // After events, look again soon: the kernel wakes us at most every RING_WAKE_NS.
-        let pause = if self.busy || self.scan.wanted_at.is_some() { SOON } else { IDLE };
+        let pause = if self.busy || self.scan.is_wanted() { SOON } else { IDLE };
         tokio::select! {
             ready = self.kernel.readable() => ready?,
             Some(event) = self.sampler.recv() => self.take(event),
@@ -159,18 +120,15 @@ impl Recorder {
         }
         let now = sys::boottime_ns();
         self.adapt_sampling(now);
-        let watching = !self.leaving.is_empty() || !self.signalled.is_empty();
-        if self.scan.due(now, watching || self.world.anything_outlives()) {
-            self.scan_now()?;
+        if self.scan.due(now, || self.memory.anybody_watched() || self.world.anything_outlives()) {
+            self.scan_now();
         }
         Ok(())
     }
 
-    /// What is due once a second: losses, the wall clock, the kernel log, NVML's silence, the file.
-    ///
-    /// # Errors
-    /// None today; a full disk is reported and survived.
-    pub fn tick(&mut self) -> Result<()> {
+    /// What is due once a second: losses, the wall clock, the kernel log, NVML's silence, the file. What fails is reported
+    /// and survived.
+    pub fn tick(&mut self) {
         for event in self.kernel.lost() {
             self.scan.want(event.at);
             self.take(event);
@@ -191,10 +149,9 @@ impl Recorder {
         self.follow_wall_clock();
         let written = self.writer.flush();
         self.report_writing(written);
-        if self.writer.wants_rotation() {
+        if self.writer.wants_rotation() && sys::boottime_ns() >= self.rotate_at {
             self.rotate();
         }
-        Ok(())
     }
 
     /// Looks once more, writes why the recording ends, and closes the file.
@@ -205,13 +162,11 @@ impl Recorder {
         let last_sample = self.sampler.sample_now();
         let _ = self.sampler.wait(last_sample, LAST_SAMPLE);
         self.drain();
-        if let Err(error) = self.scan_now() {
-            tracing::warn!("no scan at the end of the recording: {error:#}");
-        }
+        self.scan_now();
         while let Some(event) = self.sampler.try_recv() {
             self.take(event);
         }
-        let _ = self.tick();
+        self.tick();
         self.take(Event { at: sys::boottime_ns(), what: What::Stop { reason: reason.to_owned() } });
         Ok(self.writer.finish()?)
     }
@@ -222,46 +177,41 @@ impl Recorder {
         &self.world
     }
 
-    /// The one way in: fold, react, write.
+    /// The one way in: fold, write, react.
     fn take(&mut self, event: Event) {
         self.world.apply(&event);
-        self.react(&event);
-        let xid = matches!(event.what, What::Xid { .. });
-        let mut written = self.writer.write(&event);
-        if xid && written.is_ok() {
-            written = self.writer.sync();
-        }
+        let written = self.writer.write(&event);
         self.report_writing(written);
+        self.react(&event);
     }
 
     /// What an event asks of the recorder.
     fn react(&mut self, event: &Event) {
         match &event.what {
             What::Exit { id, last, .. } if self.world.uses_gpu(*id) => {
-                self.leaving.entry(*id).or_insert(event.at);
-                self.moved_at = event.at;
+                // Threads come and go in a living process: that gives no memory back.
+                if self.world.process(*id).is_some_and(|process| process.stage() >= Stage::Exiting) {
+                    self.memory.leaves(*id, event.at);
+                }
                 if *last {
                     self.scan.want(event.at);
                 }
             }
             What::Signal { to, sig, .. } if is_fatal_by_default(*sig) && self.world.uses_gpu(*to) => {
-                self.signalled.entry(*to).or_insert(event.at);
+                self.memory.signalled(*to, event.at);
                 self.scan.want(event.at);
             }
             What::Zombie { id, .. } => self.left(*id, event.at),
             What::Free { id } | What::ProcessGone { id } => self.left(*id, event.at),
-            What::GpuMemory { .. } | What::GpuProcesses { .. } => self.moved_at = event.at,
+            What::GpuMemory { .. } | What::GpuProcesses { .. } => self.memory.moved(event.at),
             What::Exec { .. } | What::Sent { .. } | What::Lost { .. } => self.scan.want(event.at),
-            What::Process(info) if info.cmdline.is_none() => self.enrich(info.id),
             _ => {}
         }
     }
 
     /// A process that was leaving has left; its memory is sampled a moment longer.
     fn left(&mut self, id: ProcessId, at: BootNs) {
-        self.signalled.remove(&id);
-        if self.leaving.remove(&id).is_some() {
-            self.moved_at = at;
+        if self.memory.left(id, at) {
             self.scan.want(at);
         }
     }
@@ -269,10 +219,7 @@ impl Recorder {
     /// Reads what the kernel's record could not carry: arguments, cgroup.
     fn enrich(&mut self, id: ProcessId) {
         if let Some(info) = self.proc.process(id) {
-            let event = Event { at: sys::boottime_ns(), what: What::Process(Box::new(info)) };
-            self.world.apply(&event);
-            let written = self.writer.write(&event);
-            self.report_writing(written);
+            self.take(Event { at: sys::boottime_ns(), what: What::Process(Box::new(info)) });
         }
     }
 
@@ -285,34 +232,59 @@ impl Recorder {
         }
         let some = !events.is_empty();
         for event in events.drain(..) {
+            let new = if let What::Process(info) = &event.what { Some(info.id) } else { None };
             self.take(event);
+            if let Some(id) = new {
+                self.enrich(id);
+            }
         }
+        // A storm fills megabytes; rest needs none of them.
+        events.shrink_to(BUFFER_KEPT);
         self.buffer = events;
         some
     }
 
-    fn scan_now(&mut self) -> Result<()> {
+    fn scan_now(&mut self) {
         let began = sys::boottime_ns();
-        let seen = self.kernel.scan()?;
-        // Events up to the scan's end must be known before the comparison.
-        self.drain();
-        for event in host::compare(seen, &self.proc, &self.world) {
-            self.take(event);
+        match self.kernel.scan() {
+            Ok(seen) => {
+                // Events up to the scan's end must be known before the comparison.
+                self.drain();
+                let news = host::compare(seen, &self.proc, &self.world);
+                self.take_scan(news);
+            }
+            Err(error) => self.scan_failed(&error),
         }
-        let now = sys::boottime_ns();
-        self.scan = ScanPlan { wanted_at: None, last_at: now, last_cost_ns: now.saturating_sub(began) };
-        Ok(())
+        self.scan.made(began, sys::boottime_ns());
     }
 
-    /// Tells the kernel side about the processes that the first scan found.
-    fn track_known(&mut self) {
-        self.kernel.track(&self.world.tracked());
+    /// Takes what a scan found, and has the kernel side follow holders that no hook saw (they were there before us, opened
+    /// the file through io_uring or in a 32-bit program, or their event was lost).
+    fn take_scan(&mut self, news: Vec<Event>) {
+        let mut holders = BTreeSet::new();
+        for event in news {
+            if let What::Hold(hold) = &event.what {
+                holders.insert(hold.id);
+            }
+            self.take(event);
+        }
+        if !holders.is_empty() {
+            self.kernel.track(&self.world.tracked(&holders));
+        }
+    }
+
+    /// Hooks and NVML go on without it; the next scan may work again.
+    fn scan_failed(&mut self, error: &KernelError) {
+        if !self.scan_failed {
+            self.scan_failed = true;
+            tracing::error!("{error}; recording goes on with what the hooks see");
+            let voids = "who holds an NVIDIA file without having been seen to get it, and who no longer does".to_owned();
+            self.take(Event { at: sys::boottime_ns(), what: What::Limit { missing: error.to_string(), voids } });
+        }
     }
 
     fn adapt_sampling(&mut self, now: BootNs) {
-        self.leaving.retain(|_, began| now.saturating_sub(*began) < FAST_MAX_NS);
-        self.signalled.retain(|_, sent| now.saturating_sub(*sent) < FAST_MAX_NS);
-        let fast = !self.leaving.is_empty() || now.saturating_sub(self.moved_at) < STABLE_NS && self.moved_at != 0;
+        let fast = self.memory.is_fast(now);
         if fast != self.fast {
             self.fast = fast;
             self.sampler.set_rate(if fast { Rate::Fast } else { Rate::Rest });
@@ -331,19 +303,25 @@ impl Recorder {
 
     fn rotate(&mut self) {
         let opening = self.world.carry_over();
-        let rotated = self.writer.rotate(&opening);
-        self.report_writing(rotated);
+        if let Err(error) = self.writer.rotate(&opening) {
+            tracing::error!("{error}; the old trace file goes on, and a new one is tried again in a minute");
+            self.rotate_at = sys::boottime_ns().saturating_add(ROTATE_AGAIN_NS);
+        }
     }
 
     /// Says once that writing fails, and once that it works again.
-    fn report_writing(&mut self, result: std::result::Result<(), crate::trace::writer::Error>) {
+    fn report_writing(&mut self, result: std::result::Result<(), writer::Error>) {
         match result {
             Err(error) if !self.write_failed => {
-                tracing::error!("{error}; recording goes on in memory and counts what it cannot write");
+                tracing::error!("{error}");
                 self.write_failed = true;
             }
-            Ok(()) => self.write_failed = false,
-            Err(_) => {}
+            // While writing fails, events are taken into memory, which does not mean that it works again.
+            Ok(()) if self.write_failed && !self.writer.is_failing() => {
+                tracing::warn!("the trace {} can be written again", self.writer.path().display());
+                self.write_failed = false;
+            }
+            _ => {}
         }
     }
 }
@@ -351,36 +329,4 @@ impl Recorder {
 /// Wall clock minus boottime, ns.
 fn wall_offset() -> i128 {
     i128::from(sys::realtime_ns()) - i128::from(sys::boottime_ns())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_change_is_followed_by_a_scan_but_scans_never_take_more_than_their_share() {
-        let mut plan = ScanPlan { wanted_at: None, last_at: 1_000_000_000, last_cost_ns: 1_000_000 };
-        assert!(!plan.due(1_100_000_000, false));
-        plan.want(1_100_000_000);
-        assert!(!plan.due(1_101_000_000, false), "waits for more changes");
-        assert!(plan.due(1_106_000_000, false));
-        plan.last_cost_ns = 100_000_000;
-        assert!(!plan.due(1_106_000_000, false), "a slow scan is not repeated at once");
-        assert!(plan.due(6_100_000_000, false));
-    }
-
-    #[test]
-    fn what_outlives_its_owner_is_looked_at_again_and_again() {
-        let plan = ScanPlan { wanted_at: None, last_at: 0, last_cost_ns: 0 };
-        assert!(!plan.due(6_000_000_000, false));
-        assert!(plan.due(6_000_000_000, true));
-    }
-
-    #[test]
-    fn a_quiet_host_is_looked_at_as_often_as_it_can_afford() {
-        let at = |last_cost_ns| ScanPlan { wanted_at: None, last_at: 0, last_cost_ns };
-        assert!(at(300_000).due(31_000_000_000, false));
-        assert!(!at(30_000_000).due(31_000_000_000, false));
-        assert!(at(30_000_000).due(61_000_000_000, false));
-    }
 }

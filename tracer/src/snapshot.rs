@@ -4,7 +4,7 @@
 //! [`crate::source`]; turning it into events is [`Snapshot::events`], which emits only what the world does not
 //! know yet, so a scan of an unchanged host costs one event.
 
-use crate::event::{BootNs, Event, Hold, ProcessId, ProcessInfo, ProcessState, Token, What};
+use crate::event::{BootNs, Event, Hold, PidsLimit, ProcessId, ProcessInfo, ProcessState, Token, What};
 use crate::world::World;
 use crate::world::file::Place;
 use crate::world::process::{Process, Stage};
@@ -91,7 +91,7 @@ impl TaskLine {
     }
 
     /// The whole process is a zombie: its leader is, and no thread lives.
-    fn is_zombie(&self) -> bool {
+    pub(crate) fn is_zombie(&self) -> bool {
         self.is_leader() && self.exit_state & EXIT_ZOMBIE != 0 && self.live == 0
     }
 
@@ -296,7 +296,8 @@ impl Snapshot {
         for task in relevant.iter().filter_map(|id| leaders.get(id)) {
             named.extend([task.pgrp, task.session].into_iter().filter(|pid| *pid != 0));
         }
-        for pid in named.difference(&pids) {
+        // While there are processes there is a PID 1, also where a hardened kernel does not show it.
+        for pid in named.difference(&pids).filter(|pid| **pid != 1) {
             let since = world.process_at(*pid, u64::MAX).is_some_and(|process| process.first_seen >= self.began);
             if !world.is_absent(*pid) && !since {
                 out.push(self.event(What::ProcessGone { id: ProcessId(*pid, 0) }));
@@ -311,7 +312,7 @@ fn merged(mut line: ProcessInfo, read: Option<&ProcessInfo>) -> ProcessInfo {
     macro_rules! add {
         ($($field:ident),*) => { $( if line.$field.is_none() { line.$field.clone_from(&read.$field); } )* };
     }
-    add!(parent, comm, cmdline, uid, ns_pid, pgrp, session, cgroup, container, never_execed, cred, gpu_user);
+    add!(parent, comm, cmdline, uid, ns_pid, pgrp, session, cgroup, container, never_execed, cred, gpu_user, pids);
     line
 }
 
@@ -321,7 +322,14 @@ fn knows(process: &Process, info: &ProcessInfo) -> bool {
     macro_rules! same {
         ($($field:ident),*) => { true $( && (info.$field.is_none() || info.$field == known.$field) )* };
     }
-    same!(parent, comm, cmdline, uid, ns_pid, pgrp, session, cgroup, container, never_execed, cred, gpu_user)
+    let pids = || info.pids.as_ref().is_none_or(|new| known.pids.as_ref().is_some_and(|old| about_the_same(old, new)));
+    same!(parent, comm, cmdline, uid, ns_pid, pgrp, session, cgroup, container, never_execed, cred, gpu_user) && pids()
+}
+
+/// The number of tasks in a cgroup changes all the time; it matters when a good part of the room is gone or has come back.
+fn about_the_same(old: &PidsLimit, new: &PidsLimit) -> bool {
+    let step = old.room().min(new.room()) / 8;
+    (&old.cgroup, old.max) == (&new.cgroup, new.max) && old.current.abs_diff(new.current) <= step
 }
 
 /// A difference that matters: running and sleeping alternate all the time, and CPU time grows by itself; it matters
@@ -447,6 +455,15 @@ mod tests {
         let line = TaskLine { id: trainer, ..task(574, 1, "python3") };
         let look = Snapshot { began: 1, ended: story.now + 1, tasks: vec![line], complete: true, ..Snapshot::default() };
         assert!(!look.events(&world).iter().any(|e| matches!(e.what, What::Drop { .. })), "{hold:?}");
+    }
+
+    #[test]
+    fn a_cgroup_is_told_again_only_when_its_room_changed() {
+        let limit = |current| PidsLimit { cgroup: "/a".into(), current, max: 100 };
+        assert!(about_the_same(&limit(20), &limit(28)));
+        assert!(!about_the_same(&limit(20), &limit(31)));
+        assert!(!about_the_same(&limit(98), &limit(99)), "when there is little room one counts");
+        assert!(!about_the_same(&limit(20), &PidsLimit { max: 200, ..limit(20) }));
     }
 
     #[test]

@@ -3,7 +3,6 @@
 //! Always true: what other processes wrote (names, paths, arguments) is bounded when it is read, and a source that
 //! fails says what failed, on what, and what to do.
 
-pub mod clock;
 pub mod devices;
 pub mod kernel;
 pub mod kmsg;

@@ -24,11 +24,29 @@ pub fn realtime_ns() -> u64 {
     clock_ns(libc::CLOCK_REALTIME)
 }
 
+/// Now, ns of CLOCK_MONOTONIC: boottime without the time spent suspended.
+#[must_use]
+pub fn monotonic_ns() -> u64 {
+    clock_ns(libc::CLOCK_MONOTONIC)
+}
+
 fn clock_ns(clock: libc::clockid_t) -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `time` is a valid place for one timespec. Both clocks exist on every kernel that has eBPF.
+    // SAFETY: `time` is a valid place for one timespec. These clocks exist on every kernel that has eBPF.
     unsafe { libc::clock_gettime(clock, &raw mut time) };
     u64::try_from(time.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap_or(0)
+}
+
+/// This process was started with the signal ignored, and nobody has changed that.
+#[must_use]
+pub fn is_ignored(signal: libc::c_int) -> bool {
+    let mut action = std::mem::MaybeUninit::<libc::sigaction>::zeroed();
+    // SAFETY: a null new action changes nothing; `action` is a place for one sigaction, for which all zero is a value too.
+    let action = unsafe {
+        libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr());
+        action.assume_init()
+    };
+    action.sa_sigaction == libc::SIG_IGN
 }
 
 /// What [`private_tracefs`] found or did.
@@ -142,7 +160,7 @@ struct CapData {
 const CAPABILITY_VERSION: u32 = 0x2008_0522;
 
 /// Gives up every capability of the calling thread but `keep`, for good, and forbids gaining any by exec. What the
-/// thread does not have is not asked for. Call it before other threads start.
+/// thread does not have is not asked for. Threads that it starts later have no more; those that run already keep theirs.
 ///
 /// # Errors
 /// The call that failed; nothing is half done, because one capset(2) does it all.
@@ -182,6 +200,14 @@ mod tests {
         assert!(first <= second);
         // /proc/uptime is boottime with two decimals, rounded down.
         assert!(uptime * 1e9 >= first as f64 - 2e7 && uptime * 1e9 <= second as f64 + 2e7, "{first} {uptime} {second}");
+    }
+
+    #[test]
+    fn a_signal_is_ignored_only_when_somebody_said_so() {
+        // Rust's start-up ignores SIGPIPE.
+        assert!(is_ignored(libc::SIGPIPE));
+        assert!(!is_ignored(libc::SIGUSR2));
+        assert!(!is_ignored(-1), "no such signal");
     }
 
     #[test]

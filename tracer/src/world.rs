@@ -91,11 +91,7 @@ impl World {
                 }
             }
             What::Exec { id, comm, path, cred } => {
-                let process = self.process_mut(at, *id);
-                process.execed_at = Some(at);
-                process.info.never_execed = Some(false);
-                process.info.comm = Some(comm.clone());
-                process.info.cmdline = Some(path.clone());
+                self.process_mut(at, *id).executes(at, comm, path);
                 self.exec_files(at, *id);
                 if let Some(cred) = cred {
                     self.has_cred(*id, *cred);

@@ -91,7 +91,9 @@ fn listed<'a>(world: &'a World, used: &BTreeSet<(u32, u32)>, open: &BTreeSet<u32
 /// Used bytes of a GPU that no case accounts for.
 fn unexplained(world: &World, cases: &[Case<'_>], gpu: u32) -> Option<u64> {
     let memory = world.gpus().get(&gpu)?.memory?;
-    let explained: u64 = cases.iter().filter(|c| c.gpu == Some(gpu) && c.kind != Kind::Reserve).filter_map(|c| c.bytes).sum();
+    let of_gpu = cases.iter().filter(|c| c.gpu == Some(gpu) && c.kind != Kind::Reserve);
+    // NVML's figures, or a damaged trace's, need not be possible.
+    let explained = of_gpu.filter_map(|c| c.bytes).fold(0, u64::saturating_add);
     Some(memory.used.saturating_sub(explained))
 }
 

@@ -213,4 +213,10 @@ impl<'a> Case<'a> {
             None => "an unknown process".to_owned(),
         }
     }
+
+    /// Who owns what no known process owns. Only a look at everything proves that the owner is gone.
+    #[must_use]
+    pub fn unknown_owner(&self) -> &'static str {
+        if self.world.host().scan.is_some_and(|scan| scan.complete) { "a process that is gone" } else { "a process that was not found" }
+    }
 }

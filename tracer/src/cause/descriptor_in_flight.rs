@@ -26,7 +26,7 @@ pub fn judge(case: &Case<'_>) -> Option<Verdict> {
     let rings = case.others_via(&[Via::IoUring]);
     let belonged = match case.owner {
         Some(_) => format!("{} belonged to {}{}", case.what(), case.owner_name(), ended(case)),
-        None => format!("{} belongs to a process that is gone", case.what()),
+        None => format!("{} belongs to {}", case.what(), case.unknown_owner()),
     };
     let names = |of: &[&super::case::HolderView<'_>]| {
         words::list(&of.iter().map(|h| words::process(h.process)).collect::<Vec<_>>(), 3)

@@ -42,7 +42,7 @@ fn summary(case: &Case<'_>, forked: &[&HolderView<'_>]) -> String {
     let who = words::list(&names, 3);
     let Some(owner) = case.owner else {
         let has = if forked.len() == 1 { "has" } else { "have" };
-        return format!("{what} belongs to a process that is gone; {who} inherited its GPU files and still {has} them open.");
+        return format!("{what} belongs to {}; {who} inherited its GPU files and still {has} them open.", case.unknown_owner());
     };
     let children = forked.iter().all(|h| h.from == Some(owner.id) || h.process.born_of == Some(owner.id));
     let holders = match (forked.len(), children) {

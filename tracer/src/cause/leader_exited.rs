@@ -51,6 +51,18 @@ mod tests {
     use crate::story::{CTL, Story, bare};
 
     #[test]
+    fn an_exec_by_another_thread_makes_that_one_the_main_thread() {
+        let mut story = Story::warm();
+        let launcher = story.process(574, "launcher");
+        story.thread_exits(launcher, 574, 0, None, 1);
+        story.execs(launcher, "python3");
+        story.uses_cuda(launcher);
+        story.nvml(2_566, &[(574, 2_566)]);
+        story.scanned();
+        assert_eq!(story.holding().cause, CauseId::OwnerAlive);
+    }
+
+    #[test]
     fn a_dead_main_thread_with_a_live_one_is_a_living_owner() {
         let mut story = Story::warm();
         let trainer = story.process(574, "python3");

@@ -69,7 +69,7 @@ fn summary(case: &Case<'_>, received: &[&HolderView<'_>]) -> String {
     };
     let belonged = match case.owner {
         Some(_) => format!("belonged to {}{}", case.owner_name(), ended(case)),
-        None => "belongs to a process that is gone".to_owned(),
+        None => format!("belongs to {}", case.unknown_owner()),
     };
     let still = if files == "a GPU file" { "it" } else { "them" };
     format!("{} {belonged}; {who} {how} and still {has} {still} open.", case.what())

@@ -83,8 +83,14 @@ fn checked_kill(signal: &str, process: &Process) -> String {
     }
 }
 
+/// A name for the comment behind a command: an interactive zsh takes `#` for a word and would run a `$(...)` after it.
+fn inert(comm: &str) -> String {
+    let harmless = |c: char| c.is_alphanumeric() || matches!(c, '.' | '_' | '+' | '-' | ':' | '/' | '@' | ' ');
+    words::plain(comm).chars().map(|c| if harmless(c) { c } else { '?' }).collect()
+}
+
 fn identity(world: &World, process: &Process) -> String {
-    let comm = words::plain(process.comm());
+    let comm = inert(process.comm());
     let start = process.id().start();
     match world.host().wall(start).filter(|_| start != 0) {
         Some(wall) => format!("{comm}, started {} {} UTC", wall.get(..10).unwrap_or(""), wall.get(11..19).unwrap_or("")),

@@ -18,6 +18,7 @@ pub(super) fn run(args: &Check, common: &Common) -> Result<u8> {
     let mut told = false;
     loop {
         let answer = crate::explanation::explain(&live::look(common, World::default())?);
+        super::ensure_gpu(&answer, args.gpu)?;
         let code = verdict(&answer, args);
         if code == 0 || began.elapsed() >= patience {
             output::print(&sentences(&answer, args, code))?;
@@ -42,14 +43,14 @@ fn verdict(answer: &Explanation, args: &Check) -> u8 {
         return if answer.exit_code() == 4 { 4 } else { 0 };
     }
     match args.max_held {
-        Some(max) if held.iter().all(|h| h.bytes.is_some()) && held.iter().filter_map(|h| h.bytes).sum::<u64>() <= max => 0,
+        Some(max) if held.iter().all(|h| h.bytes.is_some()) && held.iter().filter_map(|h| h.bytes).fold(0, u64::saturating_add) <= max => 0,
         _ => 3,
     }
 }
 
 fn sentences(answer: &Explanation, args: &Check, code: u8) -> String {
     let held: Vec<_> = answer.holdings.iter().filter(|h| concerns(h, args)).collect();
-    let bytes: u64 = held.iter().filter_map(|h| h.bytes).sum();
+    let bytes: u64 = held.iter().filter_map(|h| h.bytes).fold(0, u64::saturating_add);
     match code {
         0 if bytes > 0 => format!("{} outlives its owner, within what is tolerated.\n", size(bytes)),
         0 => "Nothing outlives its owner.\n".to_owned(),

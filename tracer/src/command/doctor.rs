@@ -144,7 +144,7 @@ fn text(f: &Findings, style: &Style) -> String {
     }
     let took = f.nvml.started_in_ms.map(|ms| format!(" (started in {ms} ms)")).unwrap_or_default();
     match &f.nvml.problem {
-        Some(problem) => line(false, &format!("NVML: {}", escape(problem, 500))),
+        Some(problem) => line(false, &escape(problem, 500)),
         None => line(true, &format!("NVML{took}: {}", escape(&f.nvml.gpus.join(", "), 500))),
     }
     if !f.limits.is_empty() {

@@ -14,14 +14,19 @@ use std::path::Path;
 pub(super) fn run(args: &Explain, common: &Common) -> Result<u8> {
     let mut answer = match &args.trace {
         Some(path) => {
-            let moment = args.at.as_deref().map_or(Ok(Moment::End), Moment::parse)?;
+            let moment = args.at.unwrap_or(Moment::End);
             crate::explanation::explain(&offline::world(&[path], moment)?)
         }
         None => look(args, common)?,
     };
+    super::ensure_gpu(&answer, args.gpu)?;
     only(&mut answer, args.gpu, args.pid);
     if args.json {
         output::print_json(&answer)?;
+    } else if let Some(pid) = args.pid.filter(|_| answer.holdings.is_empty() && answer.zombies.is_empty()) {
+        let exists = args.trace.is_some() || Proc::default().start_ticks(pid).is_some();
+        let who = if exists { format!("PID {pid}") } else { format!("PID {pid}, which no process has now,") };
+        output::print(&text::nothing_of(&who, &answer, &output::style(common)))?;
     } else {
         output::print(&text::explanation(&answer, &output::style(common)))?;
     }
@@ -50,7 +55,7 @@ fn of_this_boot(path: &Path, world: World) -> Result<World> {
     Ok(world)
 }
 
-/// Leaves out what was not asked for. Filters never change a verdict, only what is shown.
+/// Leaves out what was not asked for: no cause changes, and the exit code is about what is left.
 fn only(answer: &mut Explanation, gpu: Option<u32>, pid: Option<u32>) {
     if let Some(gpu) = gpu {
         answer.gpus.retain(|g| g.index == gpu);

@@ -14,7 +14,7 @@ use crate::{host, sys};
 use anyhow::{Context as _, Result};
 use std::path::PathBuf;
 use std::time::Duration;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 pub(super) fn run(args: &Record, common: &Common) -> Result<u8> {
     // Mounting needs a mount namespace of our own, and that must be made before there are threads.
@@ -27,16 +27,25 @@ pub(super) fn run(args: &Record, common: &Common) -> Result<u8> {
 }
 
 async fn record(args: &Record, common: &Common) -> Result<()> {
+    // First, so that a stop while the programs are being loaded still leaves a whole trace.
+    let mut stops = Stops::catch()?;
     let (sources, opening) = open(common)?;
     let path = args.output.clone().unwrap_or_else(default_path);
     let options = writer::Options { rotate_size: args.rotate_size, keep: args.keep.map(|n| n as usize) };
     let writer = Writer::create(&path, options, &opening)?;
-    let shown = writer.path().display().to_string();
-    let mut recorder = Recorder::new(sources, writer, &opening)?;
+    let first = writer.path().display().to_string();
+    // Everything is attached and open. NVML's thread is there already and keeps what root has: the driver's library may have
+    // to load the module or make device nodes (nvidia-modprobe) when the driver comes back.
+    if let Err(error) = sys::drop_capabilities(sys::WATCHING) {
+        tracing::warn!("{error}; recording goes on with all of them");
+    }
+    let mut recorder = Recorder::new(sources, writer, &opening);
     sys::return_free_memory();
-    output::complain(&format!("outlive: recording to {shown}; stop with Ctrl-C"));
-    let reason = until_stopped(&mut recorder, args.duration).await?;
+    output::complain(&format!("outlive: recording to {first}; stop with Ctrl-C"));
+    let reason = until_stopped(&mut recorder, &mut stops, args.duration).await?;
     recorder.finish(&reason)?;
+    // Of a recording that rotates, the name without a number stands for all parts that are left.
+    let shown = path.display();
     output::complain(&format!("outlive: stopped ({reason}); `outlive timeline {shown}` and `outlive explain --trace {shown}` read it"));
     Ok(())
 }
@@ -69,10 +78,45 @@ fn follow_log(opening: &mut Vec<Event>) -> Option<Kmsg> {
     }
 }
 
-async fn until_stopped(recorder: &mut Recorder, duration: Option<Duration>) -> Result<String> {
-    let mut interrupt = signal(SignalKind::interrupt()).context("cannot catch SIGINT")?;
-    let mut terminate = signal(SignalKind::terminate()).context("cannot catch SIGTERM")?;
-    let mut hangup = signal(SignalKind::hangup()).context("cannot catch SIGHUP")?;
+/// The signals that end a recording.
+struct Stops {
+    interrupt: Option<Signal>,
+    terminate: Option<Signal>,
+    hangup: Option<Signal>,
+}
+
+impl Stops {
+    fn catch() -> Result<Stops> {
+        Ok(Stops {
+            interrupt: caught(SignalKind::interrupt()).context("cannot catch SIGINT")?,
+            terminate: caught(SignalKind::terminate()).context("cannot catch SIGTERM")?,
+            hangup: caught(SignalKind::hangup()).context("cannot catch SIGHUP")?,
+        })
+    }
+
+    /// The name of the next one that comes.
+    async fn next(&mut self) -> &'static str {
+        tokio::select! {
+            () = comes(&mut self.interrupt) => "SIGINT",
+            () = comes(&mut self.terminate) => "SIGTERM",
+            () = comes(&mut self.hangup) => "SIGHUP",
+        }
+    }
+}
+
+/// A signal that our starter made us ignore (nohup; a shell's background job) stays ignored.
+fn caught(kind: SignalKind) -> std::io::Result<Option<Signal>> {
+    if sys::is_ignored(kind.as_raw_value()) { Ok(None) } else { signal(kind).map(Some) }
+}
+
+async fn comes(signal: &mut Option<Signal>) {
+    match signal {
+        Some(signal) => drop(signal.recv().await),
+        None => std::future::pending().await,
+    }
+}
+
+async fn until_stopped(recorder: &mut Recorder, stops: &mut Stops, duration: Option<Duration>) -> Result<String> {
     let mut second = tokio::time::interval(Duration::from_secs(1));
     second.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let end = tokio::time::sleep(duration.unwrap_or(Duration::from_secs(u64::from(u32::MAX))));
@@ -80,11 +124,9 @@ async fn until_stopped(recorder: &mut Recorder, duration: Option<Duration>) -> R
     loop {
         tokio::select! {
             biased;
-            _ = interrupt.recv() => return Ok("SIGINT".to_owned()),
-            _ = terminate.recv() => return Ok("SIGTERM".to_owned()),
-            _ = hangup.recv() => return Ok("SIGHUP".to_owned()),
+            signal = stops.next() => return Ok(signal.to_owned()),
             () = &mut end => return Ok("duration is over".to_owned()),
-            _ = second.tick() => recorder.tick()?,
+            _ = second.tick() => recorder.tick(),
             stepped = recorder.step() => stepped?,
         }
     }

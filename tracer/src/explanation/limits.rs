@@ -10,6 +10,9 @@ use std::collections::BTreeSet;
 /// `missing` of the limit that no scan was made.
 pub(super) const NO_SCAN: &str = "a scan of open files";
 
+/// `missing` of the limit that only one PID namespace was looked at.
+pub(super) const OTHER_NAMESPACES: &str = "processes outside this PID namespace";
+
 pub(super) fn limits(world: &World) -> Vec<LimitPart> {
     let mut limits: BTreeSet<LimitPart> = world.host().limits.clone();
     let mut add = |missing: &str, voids: &str| {
@@ -23,7 +26,7 @@ pub(super) fn limits(world: &World) -> Vec<LimitPart> {
         }
         Some(_) => {}
     }
-    if world.gpus().is_empty() {
+    if world.gpus().is_empty() && !host.limits.iter().any(|limit| limit.missing.starts_with("NVML")) {
         add("NVML", "how many bytes are held, on which GPU, and that memory came back");
     }
     match (&host.header, host.watching_since()) {
@@ -42,7 +45,7 @@ pub(super) fn limits(world: &World) -> Vec<LimitPart> {
     }
     if let Some(header) = &host.header {
         if !header.initial_pid_namespace {
-            add("processes outside this PID namespace", "that nobody holds the memory; which process a PID of NVML is");
+            add(OTHER_NAMESPACES, "that nobody holds the memory; which process a PID of NVML is");
         }
         for hook in header.hooks.iter().filter(|hook| !hook.attached && header.watching_since.is_some()) {
             let why = hook.why_not.as_deref().map(|why| format!(" ({why})")).unwrap_or_default();

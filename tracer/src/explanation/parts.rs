@@ -127,7 +127,7 @@ pub(super) fn gpus(world: &World, holdings: &[Holding]) -> Vec<GpuPart> {
         let memory = gpu.memory;
         let of_it = holdings.iter().filter(|h| h.gpu == Some(index));
         let owned = of_it.filter(|h| h.cause != CauseId::DriverReserve && (h.owner.is_some() || !h.holders.is_empty()));
-        let attributed = memory.map(|_| owned.filter_map(|h| h.bytes).sum::<u64>());
+        let attributed = memory.map(|_| owned.filter_map(|h| h.bytes).fold(0, u64::saturating_add));
         GpuPart {
             index,
             uuid: gpu.uuid.clone(),
@@ -164,5 +164,10 @@ pub(super) fn zombies(world: &World) -> Vec<ZombiePart> {
 pub(super) fn pids(world: &World) -> Option<PidsPart> {
     let scan = world.host().scan?;
     let pid_max = world.host().header.as_ref().and_then(|header| header.pid_max);
-    Some(PidsPart { zombies: scan.zombies, processes: scan.processes, pid_max, cgroup: None })
+    let zombies = world.processes().filter(|process| process.stage() == Stage::Zombie);
+    let must_wait = zombies.filter_map(|zombie| zombie.info.parent);
+    let limits = must_wait.filter_map(|parent| world.process(parent)?.info.pids.as_ref());
+    let tightest = limits.min_by_key(|limit| limit.room());
+    let cgroup = tightest.map(|limit| format!("{}: {} of {}", limit.cgroup, limit.current, limit.max));
+    Some(PidsPart { zombies: scan.zombies, processes: scan.processes, pid_max, cgroup })
 }

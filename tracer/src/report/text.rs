@@ -17,6 +17,8 @@ const LABEL: usize = 12;
 const EVIDENCE_MAX: usize = 12;
 /// Less than this is the driver's own bookkeeping beside NVML's figures per process (9 MiB for one context on an H200).
 const NOISE: u64 = 16 << 20;
+/// Narrower terminals get a short bar.
+const BAR_WIDTH_MIN: usize = 64;
 /// Zombies shown without `verbose`.
 const ZOMBIES_MAX: usize = 5;
 
@@ -46,11 +48,20 @@ pub fn explanation(e: &Explanation, style: &Style) -> String {
     out
 }
 
+/// What is said when `who` was asked about and has nothing: the sentence, and what could not be seen.
+#[must_use]
+pub fn nothing_of(who: &str, e: &Explanation, style: &Style) -> String {
+    let sentence = format!("{who} neither owns nor holds a GPU file or GPU memory, as far as can be seen.");
+    let limits = limits_text(e, style);
+    let gap = if limits.is_empty() { "" } else { "\n" };
+    format!("{}{gap}{limits}", wrap(&sentence, style.width, "", ""))
+}
+
 /// One line that answers the question before any detail.
 fn verdict_line(e: &Explanation, style: &Style) -> String {
     let outliving: Vec<&Holding> = e.holdings.iter().filter(|h| h.cause.outlives()).collect();
     let unknown = e.holdings.iter().any(|h| h.cause == CauseId::Unknown);
-    let bytes: u64 = outliving.iter().filter_map(|h| h.bytes).sum();
+    let bytes: u64 = outliving.iter().filter_map(|h| h.bytes).fold(0, u64::saturating_add);
     let (paint, text) = if !outliving.is_empty() && bytes > 0 {
         (Paint::Alarm, format!("{} of GPU memory outlives its owner or the attempt to end it.", size(bytes)))
     } else if !outliving.is_empty() {
@@ -78,7 +89,7 @@ fn gpu_line(gpu: &GpuPart, style: &Style) -> String {
         let reserved = gpu.reserved_bytes.unwrap_or(0);
         let attributed = gpu.attributed_bytes.unwrap_or(0).min(used);
         let unexplained = (used - attributed).checked_sub(NOISE).map_or(0, |_| used - attributed);
-        let cells = 24;
+        let cells = if style.width < BAR_WIDTH_MIN { 8 } else { 24 };
         line.push_str(&format!(
             "  [{}]  {} of {} used",
             bar(&[(reserved, '='), (attributed, '#'), (unexplained, '?')], total, cells),
@@ -97,7 +108,10 @@ fn gpu_line(gpu: &GpuPart, style: &Style) -> String {
         }
         if !notes.is_empty() {
             line.push('\n');
-            line.push_str(&style.paint(Paint::Faint, &format!("       {}", notes.join("   "))));
+            let one_line = format!("       {}", notes.join("   "));
+            let fits = one_line.chars().count() <= style.width;
+            let lines = if fits { one_line } else { notes.iter().map(|n| format!("       {n}")).collect::<Vec<_>>().join("\n") };
+            line.push_str(&style.paint(Paint::Faint, &lines));
         }
     }
     let first_width = line.lines().next().map_or(0, |l| l.chars().count());

@@ -9,6 +9,10 @@ use crate::timeline::{Step, StepId, Timeline};
 /// Cells of the bar.
 const BAR: usize = 10;
 
+/// Columns that the words of a step need beside its bar; where there are fewer, they go below it.
+const ROOM_MIN: usize = 20;
+const NARROW_INDENT: &str = "      ";
+
 /// All timelines.
 #[must_use]
 pub fn text(timelines: &[Timeline], style: &Style) -> String {
@@ -38,8 +42,11 @@ fn one(t: &Timeline, style: &Style) -> String {
     let name = t.comm.as_deref().map_or_else(|| "?".to_owned(), |c| escape(c, 32));
     let ended = t.ended_by.as_deref().map_or_else(String::new, |e| format!(", {}", escape(e, 80)));
     let total = t.total_ns.map_or_else(String::new, |ns| format!(", {} in all", duration(ns)));
-    let mut out = style.paint(Paint::Strong, &format!("{name} (PID {}){ended}{total}", t.pid));
-    out.push('\n');
+    let mut out = String::new();
+    for part in super::layout::wrap(&format!("{name} (PID {}){ended}{total}", t.pid), style.width, "", "    ").lines() {
+        out.push_str(&style.paint(Paint::Strong, part));
+        out.push('\n');
+    }
     // A step that this process never took says nothing; one whose time is missing, or that is awaited, does.
     let shown = |s: &&Step| style.verbose || s.at_ns.is_some() || s.awaited || !matches!(s.step, StepId::SignalSent | StepId::SignalDelivered | StepId::CoreDump);
     for step in t.steps.iter().filter(shown) {
@@ -62,7 +69,13 @@ fn line(step: &Step, total: u64, style: &Style) -> String {
     let bar = "#".repeat(share.min(BAR));
     let about = if step.inferred { "~" } else { " " };
     let head = format!("  {clock:<12} {about}{:<15} {after:>9} {bar:<BAR$} ", label(step.step));
-    let room = style.width.saturating_sub(head.chars().count()).max(20);
+    let room = style.width.saturating_sub(head.chars().count());
+    if room < ROOM_MIN {
+        let head = format!("  {clock:<12} {about}{} {after}", label(step.step));
+        let what = super::layout::wrap(&escape(&step.what, 300), style.width, NARROW_INDENT, NARROW_INDENT);
+        let what: String = what.lines().map(|part| style.paint(Paint::Faint, part) + "\n").collect();
+        return format!("{}\n{what}", head.trim_end());
+    }
     let what = super::layout::wrap(&escape(&step.what, 300), room, "", "");
     let indent = " ".repeat(head.chars().count());
     let mut out = String::new();

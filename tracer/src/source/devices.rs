@@ -25,7 +25,7 @@ const DEPTH_MAX: u32 = 2;
 #[derive(Debug, thiserror::Error)]
 pub enum DevicesError {
     /// The pattern is not one.
-    #[error("--devices {pattern:?} is not a valid pattern: {source}")]
+    #[error("--devices {pattern:?} is not a valid pattern")]
     Pattern {
         /// As given.
         pattern: String,
@@ -33,7 +33,7 @@ pub enum DevicesError {
         source: glob::PatternError,
     },
     /// Nothing matched.
-    #[error("no character device matches {pattern:?}{}", if *.driver_loaded { "" } else { " and no NVIDIA driver is loaded (/proc/devices names none)" })]
+    #[error("no character device matches {pattern:?}{}; --devices GLOB names other nodes", if *.driver_loaded { "" } else { " and no NVIDIA driver is loaded (/proc/devices names none)" })]
     NoMatch {
         /// As given.
         pattern: String,

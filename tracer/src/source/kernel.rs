@@ -299,9 +299,14 @@ impl Kernel {
     pub fn scan(&mut self) -> Result<ScanPart, KernelError> {
         let ours = self.ours();
         match &mut self.scanner {
-            Ok(scanner) => scanner
-                .scan(&self.options.devices, self.options.tokens, ours)
-                .map_err(|source| KernelError::Scan { what: "tasks and files", source }),
+            Ok(scanner) => {
+                let mut part = scanner
+                    .scan(&self.options.devices, self.options.tokens, ours)
+                    .map_err(|source| KernelError::Scan { what: "tasks and files", source })?;
+                // The iterators visit the reader's PID namespace only (`task_seq_get_next`, kernel/bpf/task_iter.c).
+                part.complete &= self.facts.initial_pid_namespace;
+                Ok(part)
+            }
             Err(why) => {
                 Err(KernelError::Scan { what: "tasks and files", source: io::Error::other(why.to_string()) })
             }

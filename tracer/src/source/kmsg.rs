@@ -15,8 +15,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use super::clock;
 use crate::event::{BootNs, Event, What};
+use crate::sys;
 
 /// Longest record that the kernel gives out (PRINTK_MESSAGE_MAX and the prefix), with room to spare.
 const RECORD_MAX: usize = 16 << 10;
@@ -118,7 +118,7 @@ impl Kmsg {
     /// # Errors
     /// When reading fails for another reason than that nothing is there.
     pub fn drain(&mut self, events: &mut Vec<Event>) -> Result<(), Error> {
-        let (boottime, monotonic) = (clock::boottime(), clock::monotonic());
+        let (boottime, monotonic) = (sys::boottime_ns(), sys::monotonic_ns());
         for _ in 0..DRAIN_MAX {
             let read = match self.file.read(&mut self.buffer) {
                 Ok(0) => return Ok(()),
@@ -315,12 +315,12 @@ mod tests {
         let (feed, mut kmsg) = log();
         feed.send(format!("4,1,{},-;NVRM: Xid (PCI:0): 8\n", u64::MAX).as_bytes())
             .unwrap();
-        let before = clock::monotonic() / 1000;
+        let before = sys::monotonic_ns() / 1000;
         feed.send(format!("4,2,{before},-;NVRM: Xid (PCI:0): 8\n").as_bytes())
             .unwrap();
         let mut events = Vec::new();
         kmsg.drain(&mut events).unwrap();
-        let now = clock::boottime();
+        let now = sys::boottime_ns();
         assert!(events[0].at <= now);
         assert!(now - events[1].at < 5_000_000_000, "stamped with boottime");
     }

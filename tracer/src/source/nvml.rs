@@ -22,8 +22,8 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 
-use super::clock;
 use crate::event::{Event, What};
+use crate::sys;
 
 /// NVML that does not answer for this long is reported.
 pub const OVERDUE: Duration = Duration::from_secs(5);
@@ -36,7 +36,7 @@ const QUEUE: usize = 8192;
 pub struct Options {
     /// The library to load (`--nvml`); `None` looks in the usual places.
     pub library: Option<PathBuf>,
-    /// Time between samples at [`Rate::Rest`].
+    /// Time between samples at [`Rate::Rest`], longer where a sample is expensive.
     pub rest: Duration,
     /// Time between samples at [`Rate::Fast`].
     pub fast: Duration,
@@ -217,7 +217,7 @@ impl Shared {
 
 fn limit((missing, voids): (String, String)) -> Event {
     Event {
-        at: clock::boottime(),
+        at: sys::boottime_ns(),
         what: What::Limit { missing, voids },
     }
 }

@@ -15,7 +15,6 @@ mod status;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-pub use cgroup::PidsLimit;
 pub use host::Host;
 
 use crate::event::ProcessId;

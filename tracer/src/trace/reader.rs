@@ -41,7 +41,7 @@ pub enum Error {
         why: String,
     },
     /// It ends before anything could be read.
-    #[error("{} ends inside its first frame, so nothing of it can be read: its recorder was stopped in the first second", path.display())]
+    #[error("{} ends inside its first frame, so nothing of it can be read: its recorder was stopped in the first second, or the file was cut", path.display())]
     NothingWhole {
         /// The file.
         path: PathBuf,

@@ -333,7 +333,6 @@ fn rotation_numbers_the_files_keeps_the_newest_and_touches_no_others() {
     for n in 0..4 {
         writer.write(&fork(n)).unwrap();
         writer.flush().unwrap();
-        assert!(writer.wants_rotation());
         writer.rotate(&[header(), fork(100 + n)]).unwrap();
     }
     writer.finish().unwrap();
@@ -351,6 +350,26 @@ fn rotation_numbers_the_files_keeps_the_newest_and_touches_no_others() {
     let events: Vec<Event> = reader.by_ref().map(Result::unwrap).collect();
     assert_eq!(events, [header(), fork(102), fork(3), header(), fork(103)]);
     assert!(reader.problems().is_empty());
+}
+
+#[test]
+fn a_long_opening_does_not_make_every_file_full_when_it_begins() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = Options {
+        rotate_size: Some(1),
+        keep: None,
+    };
+    let mut opening = vec![header()];
+    opening.extend((0..500).map(fork));
+    let mut writer = Writer::create(&folder.path().join("t.jsonl.zst"), options, &opening).unwrap();
+    assert!(!writer.wants_rotation());
+    let opened = writer.bytes();
+    let mut more = (500..).map(fork);
+    while writer.bytes() < 2 * opened {
+        writer.write(&more.next().unwrap()).unwrap();
+        writer.flush().unwrap();
+    }
+    assert!(writer.wants_rotation());
 }
 
 #[test]
@@ -421,17 +440,21 @@ fn a_full_disk_loses_nothing_silently_and_recording_goes_on() {
         .filter(|event| writer.write(event).is_err())
         .count();
     assert_eq!(failures, 1, "said once, not once an event");
+    assert!(writer.is_failing(), "counting an event is not writing it");
     let error = writer.flush().unwrap_err();
     assert!(error.to_string().contains("free some space"), "{error}");
     let lost = writer.lost();
     assert!(lost > 0);
+    assert!(writer.write(&fork(0)).is_ok() && writer.is_failing(), "counted");
+    let lost = lost + 1;
     writer.swap_file(real);
     writer.flush().unwrap();
+    assert!(!writer.is_failing());
     writer.write(&fork(1)).unwrap();
     writer.finish().unwrap();
     let (events, problems) = read(&path).unwrap();
     assert!(problems.is_empty());
-    let kept = storm.len() - usize::try_from(lost).unwrap();
+    let kept = storm.len() + 1 - usize::try_from(lost).unwrap();
     assert_eq!(events[..kept], storm[..kept]);
     assert_eq!(
         events[kept].what,

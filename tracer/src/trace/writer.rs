@@ -92,6 +92,8 @@ pub struct Writer {
     failing: bool,
     lost: u64,
     last_at: u64,
+    /// Bytes on disk after the opening of the current file.
+    opened: u64,
 }
 
 impl Writer {
@@ -116,6 +118,7 @@ impl Writer {
             failing: false,
             lost: 0,
             last_at: 0,
+            opened: 0,
         };
         if let Err(error) = writer.open_with(opening) {
             let _ = std::fs::remove_file(writer.path()); // We made it a moment ago, and it is useless.
@@ -134,6 +137,12 @@ impl Writer {
     #[must_use]
     pub const fn lost(&self) -> u64 {
         self.lost
+    }
+
+    /// The last attempt to write failed, and no later one has succeeded.
+    #[must_use]
+    pub const fn is_failing(&self) -> bool {
+        self.failing
     }
 
     /// Bytes on disk in the current file.
@@ -194,12 +203,13 @@ impl Writer {
         self.sink.sync()
     }
 
-    /// The current file has reached the size at which the caller should [`rotate`](Self::rotate).
+    /// The current file has reached the size at which the caller should [`rotate`](Self::rotate). Its opening counts for at
+    /// most half of that: on a host with much to carry over, files that are full when they begin would push out all history.
     #[must_use]
     pub fn wants_rotation(&self) -> bool {
         self.options
             .rotate_size
-            .is_some_and(|size| self.sink.len >= size)
+            .is_some_and(|size| self.sink.len >= size.max(self.opened.saturating_mul(2)))
     }
 
     /// Ends the current file and begins the next one with `opening`; deletes files of this run beyond `keep`.
@@ -254,7 +264,9 @@ impl Writer {
         for event in opening {
             self.write(event)?;
         }
-        self.sync()
+        self.sync()?;
+        self.opened = self.sink.len;
+        Ok(())
     }
 
     fn append(&mut self, event: &Event) {

@@ -15,11 +15,13 @@ impl World {
         self.process(id).is_some_and(|p| p.held || p.charged || p.info.gpu_user == Some(true))
     }
 
-    /// Processes that the kernel side must follow: the holders (`true`) and their ancestors (`false`).
+    /// Processes that the kernel side must follow: those of `holders` that still hold something (`true`), and their
+    /// ancestors (`false`).
     #[must_use]
-    pub fn tracked(&self) -> Vec<(ProcessId, bool)> {
+    pub fn tracked(&self, holders: &BTreeSet<ProcessId>) -> Vec<(ProcessId, bool)> {
         let mut list: BTreeMap<ProcessId, bool> = BTreeMap::new();
-        for process in self.processes().filter(|p| p.is_alive() && !p.files.is_empty()) {
+        let holds = |p: &&Process| p.is_alive() && !p.files.is_empty();
+        for process in holders.iter().filter_map(|id| self.process(*id)).filter(holds) {
             list.insert(process.id(), true);
             let parent = |id: &ProcessId| self.process(*id).and_then(|p| p.info.parent).filter(|p| p.tgid() > 1);
             let parents = std::iter::successors(parent(&process.id()), parent);

@@ -178,7 +178,22 @@ impl Process {
             )* };
         }
         self.first_parent = self.first_parent.or(news.parent);
-        take!(parent, comm, cmdline, uid, ns_pid, pgrp, session, cgroup, container, never_execed, cred, gpu_user);
+        take!(parent, comm, cmdline, uid, ns_pid, pgrp, session, cgroup, container, never_execed, cred, gpu_user, pids);
+    }
+
+    /// It executes a new program. The thread that does so becomes the leader, and all others have exited (`de_thread`,
+    /// fs/exec.c): of a process that lives on, their exits mean nothing any more.
+    pub fn executes(&mut self, at: BootNs, comm: &str, path: &str) {
+        self.execed_at = Some(at);
+        self.info.never_execed = Some(false);
+        self.info.comm = Some(comm.to_owned());
+        self.info.cmdline = Some(path.to_owned());
+        if self.stage() == Stage::Alive {
+            self.exit = ExitRecord::default();
+            if let Some((_, state)) = &mut self.state {
+                state.leader_exited = false;
+            }
+        }
     }
 
     /// A thread exits.
@@ -210,6 +225,7 @@ impl Process {
         self.state = None;
         self.signals.shrink();
         self.info.cgroup = None;
+        self.info.pids = None;
         self.exit.threads.shrink_to_fit();
     }
 }

@@ -16,7 +16,7 @@ use tokio::sync::mpsc;
 
 use super::{Options, Rate, Shared, failure, limit};
 use crate::event::{Event, GpuProcess, GpuUse, What};
-use crate::source::clock;
+use crate::sys;
 
 /// NVML that could not be initialised is tried again this often.
 const RETRY: Duration = Duration::from_secs(10);
@@ -86,6 +86,10 @@ pub(super) fn connect(
     Err(first.unwrap_or((NvmlError::LibraryNotFound, PathBuf::new())))
 }
 
+/// At rest, the time between two samples is at least this many times what one takes, up to [`REST_MAX`].
+const REST_COST: u32 = 2_000;
+const REST_MAX: Duration = Duration::from_secs(60);
+
 /// Waits for `period` (recomputed when something changes), the end, or `until`.
 fn pause(
     shared: &Shared,
@@ -121,7 +125,10 @@ fn sample_until_lost(
             let state = shared.lock();
             (state.wanted, state.done)
         };
+        let began = Instant::now();
         let result = sample(nvml, wanted > done, shared, known, out);
+        // At rest a sample may cost 1 ms in 2 s; on an H200 one costs some 25 ms of the driver's time.
+        let rest = (began.elapsed() * REST_COST).clamp(options.rest, REST_MAX.max(options.rest));
         shared.change(|state| state.done = wanted);
         if let Err(error) = result {
             let library = options
@@ -135,7 +142,7 @@ fn sample_until_lost(
             if rate == Rate::Fast {
                 options.fast
             } else {
-                options.rest
+                rest
             }
         };
         pause(shared, period, |state| state.wanted > state.done);
@@ -154,7 +161,7 @@ struct Out {
 
 impl Out {
     fn send(&mut self, what: What) {
-        let at = clock::boottime();
+        let at = sys::boottime_ns();
         if self.dropped > 0 {
             let lost = What::Lost {
                 cause: "queue_full".to_owned(),

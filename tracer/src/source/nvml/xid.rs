@@ -14,7 +14,7 @@ use tokio::sync::mpsc;
 
 use super::{Shared, failure, limit, sampling};
 use crate::event::{Event, What};
-use crate::source::clock;
+use crate::sys;
 
 /// How long one wait lasts, ms: so often the thread looks whether it should end.
 const WAIT_MS: u32 = 500;
@@ -64,7 +64,7 @@ fn xid(data: &EventData<'_>) -> Option<Event> {
         .unwrap_or_default();
     let message = "reported by NVML".to_owned();
     Some(Event {
-        at: clock::boottime(),
+        at: sys::boottime_ns(),
         what: What::Xid {
             pci,
             code,

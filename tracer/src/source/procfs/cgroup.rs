@@ -1,7 +1,7 @@
 //! The cgroup of a process: its path, whether it is frozen, and how many processes it may have. Both versions.
 
 use super::{Proc, TEXT_MAX, bounded};
-use crate::event::ProcessId;
+use crate::event::{PidsLimit, ProcessId};
 
 /// Where a process is in the cgroup hierarchies. A host may have both versions at once.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -56,17 +56,6 @@ impl Paths {
     }
 }
 
-/// How many processes a cgroup has and may have.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PidsLimit {
-    /// The cgroup with the limit: the process's own or one above it.
-    pub cgroup: String,
-    /// Tasks in it, zombies included until they are reaped.
-    pub current: u64,
-    /// The most that it may have.
-    pub max: u64,
-}
-
 impl Proc {
     pub(super) fn cgroups(&self, pid: u32) -> Option<Paths> {
         Some(Paths::parse(&self.text(format!("proc/{pid}/cgroup"))?))
@@ -119,9 +108,9 @@ impl Proc {
         let mut closest: Option<PidsLimit> = None;
         loop {
             if let Some(limit) = self.pids_of(mount, path)
-                && closest.as_ref().is_none_or(|best| {
-                    limit.max.saturating_sub(limit.current) < best.max.saturating_sub(best.current)
-                })
+                && closest
+                    .as_ref()
+                    .is_none_or(|best| limit.room() < best.room())
             {
                 closest = Some(limit);
             }

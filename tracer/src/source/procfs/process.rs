@@ -41,6 +41,12 @@ impl Proc {
         for task in tasks.iter().filter(|task| relevant.contains(&task.id)) {
             processes.entry(task.id).or_default().push(task);
         }
+        // How much room a cgroup has is asked only where zombies fill it.
+        let must_wait: BTreeSet<ProcessId> = tasks
+            .iter()
+            .filter(|task| task.is_zombie())
+            .map(|task| task.parent)
+            .collect();
         let mut frozen = BTreeMap::new();
         let mut described = (Vec::new(), Vec::new());
         for (id, threads) in processes {
@@ -48,7 +54,10 @@ impl Proc {
             let is_frozen = *frozen
                 .entry(paths.clone())
                 .or_insert_with(|| self.frozen(&paths));
-            let info = self.info(id, &threads, &paths);
+            let mut info = self.info(id, &threads, &paths);
+            if must_wait.contains(&id) {
+                info.pids = self.pids_limit(id);
+            }
             let state = self.state(id, &threads, is_frozen);
             // Read last: if the PID is still this process's now, it was while we read.
             if self.is(id) {

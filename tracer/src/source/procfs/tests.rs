@@ -4,10 +4,12 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use super::*;
-use crate::event::{Container, Header, StuckThread};
+use crate::event::{Container, Header, PidsLimit, StuckThread};
 use crate::snapshot::TaskLine;
 
 const START: u64 = 123_456_789_012;
+/// include/linux/sched.h
+const EXIT_ZOMBIE: u32 = 0x20;
 const OWNER: ProcessId = ProcessId(40, START);
 
 fn put(root: &Path, path: &str, text: impl AsRef<[u8]>) {
@@ -114,6 +116,24 @@ fn details_come_from_proc_and_the_rest_from_the_scan() {
         (info.parent, info.uid, info.comm.as_deref()),
         (Some(ProcessId(9, 8)), Some(1000), Some("py"))
     );
+}
+
+#[test]
+fn the_room_for_processes_is_read_only_where_zombies_fill_it() {
+    let folder = tree();
+    let (infos, _) = describe(folder.path(), &[task(40)]);
+    assert_eq!(infos[0].pids, None);
+    let zombie = TaskLine {
+        id: ProcessId(50, 7),
+        tid: 50,
+        parent: OWNER,
+        exit_state: EXIT_ZOMBIE,
+        live: 0,
+        ..task(50)
+    };
+    let (infos, _) = describe(folder.path(), &[task(40), zombie]);
+    let pids = infos[0].pids.as_ref().unwrap();
+    assert_eq!((pids.current, pids.max), (98, 100));
 }
 
 #[test]
