@@ -20,6 +20,7 @@ const RESERVE_MAX: u64 = 1 << 30;
 #[must_use]
 pub fn cases(world: &World) -> Vec<Case<'_>> {
     let groups = owners::groups(world);
+    let open: BTreeSet<u32> = groups.iter().flat_map(|group| group.candidates.iter().copied()).collect();
     let mut cases = Vec::new();
     let mut used_lines: BTreeSet<(u32, u32)> = BTreeSet::new();
     for group in groups {
@@ -36,7 +37,7 @@ pub fn cases(world: &World) -> Vec<Case<'_>> {
         };
         cases.extend(per_gpu(case, &mut used_lines));
     }
-    cases.extend(listed(world, &used_lines));
+    cases.extend(listed(world, &used_lines, &open));
     remainders(world, &mut cases);
     leftovers(world, &mut cases);
     cases
@@ -61,7 +62,7 @@ fn per_gpu<'a>(case: Case<'a>, used: &mut BTreeSet<(u32, u32)>) -> Vec<Case<'a>>
 }
 
 /// Lines of NVML whose PID owns no description that we know of.
-fn listed<'a>(world: &'a World, used: &BTreeSet<(u32, u32)>) -> Vec<Case<'a>> {
+fn listed<'a>(world: &'a World, used: &BTreeSet<(u32, u32)>, open: &BTreeSet<u32>) -> Vec<Case<'a>> {
     let mut cases = Vec::new();
     for (index, gpu) in world.gpus() {
         let pids: BTreeSet<u32> = gpu.lines.keys().map(|(pid, _)| *pid).collect();
@@ -80,7 +81,7 @@ fn listed<'a>(world: &'a World, used: &BTreeSet<(u32, u32)>) -> Vec<Case<'a>> {
                 owner: Some(Owner { id, process, from: OwnerFrom::NvmlOnly }),
                 files: Vec::new(),
                 holders: Vec::new(),
-                candidates: Vec::new(),
+                candidates: open.iter().copied().filter(|candidate| *candidate == pid).collect(),
             });
         }
     }
@@ -208,10 +209,48 @@ fn holders<'a>(world: &'a World, owner: Option<Owner<'a>>, files: &[&'a File]) -
 
 #[cfg(test)]
 mod tests {
-    use crate::event::ProcessId;
-    use crate::story::{MIB, Story};
+    use crate::event::{Hold, ProcessId, What};
+    use crate::explanation::{CauseId, Confidence, Holding};
+    use crate::story::{CTL, MIB, Story, bare};
 
     const BASH: (ProcessId, &str) = (ProcessId(12, 5), "bash");
+
+    /// One child has files of as many dead openers as there are credentials; NVML charges these PIDs.
+    fn cold_owners(creds: &[u64], pids: &[u32]) -> Story {
+        let mut story = Story::cold();
+        let child = ProcessId(900, 900);
+        story.info(child, "worker", |info| (info.never_execed, info.pgrp) = (Some(true), Some(pids[0])));
+        for (place, cred) in creds.iter().enumerate() {
+            let fd = 3 + place as i32;
+            story.found(&Hold { cred: Some(*cred), cloexec: Some(true), ..bare(child, fd, fd as u64, CTL) });
+        }
+        let lines: Vec<_> = pids.iter().map(|pid| (*pid, u64::from(*pid))).collect();
+        story.nvml(lines.iter().map(|line| line.1).sum(), &lines);
+        for pid in pids {
+            story.push(What::ProcessGone { id: ProcessId(*pid, 0) });
+        }
+        story.scanned();
+        story
+    }
+
+    #[test]
+    fn cold_two_dead_owners_of_one_holder_are_taken_in_the_order_of_their_descriptors() {
+        // The holder's group leader is one of them, which says nothing of whose files are whose.
+        let told = cold_owners(&[77, 66], &[574, 575]).told();
+        let of = |h: &Holding| (h.owner.as_ref().map(|o| o.pid), h.holders[0].descriptors[0].fd, h.confidence);
+        let all: Vec<_> = told.holdings.iter().map(of).collect();
+        assert_eq!(all, [(Some(575), 4, Confidence::Inferred), (Some(574), 3, Confidence::Inferred)]);
+    }
+
+    #[test]
+    fn cold_more_dead_pids_than_owners_are_candidates_and_not_called_lost() {
+        let told = cold_owners(&[77, 66], &[573, 574, 575]).told();
+        assert!(!told.holdings.iter().any(|h| h.cause == CauseId::NoHolder), "{:#?}", told.holdings);
+        let inherited = told.holdings.iter().filter(|h| h.cause == CauseId::InheritedDescriptor);
+        assert_eq!(inherited.count(), 2);
+        assert_eq!(told.holdings.iter().filter(|h| h.cause == CauseId::Unknown).count(), 3);
+        assert_eq!(told.exit_code(), 3);
+    }
 
     #[test]
     fn a_monitor_that_nvml_does_not_list_holds_no_memory() {

@@ -49,6 +49,8 @@ pub enum OwnerFrom {
     NvmlAlone,
     /// NVML charges memory to this PID, which is the holder's process group or session.
     NvmlGroup,
+    /// NVML charges as many dead PIDs as there are unknown owners, and this is its place in their order.
+    NvmlOrder,
     /// It led the holder's process group or session and is gone.
     Leader,
     /// It holds them alone and shows no sign of having got them from anyone.
@@ -66,6 +68,9 @@ impl OwnerFrom {
             OwnerFrom::NvmlHolder => "it holds the files and NVML charges the memory to it",
             OwnerFrom::NvmlAlone => "NVML charges memory to this PID and no other owner fits these files",
             OwnerFrom::NvmlGroup => "NVML charges memory to this PID, and it led the holder's process group or session",
+            OwnerFrom::NvmlOrder => {
+                "NVML charges as many dead PIDs as there are unknown owners; the files that were opened first are taken for the lowest PID's"
+            }
             OwnerFrom::Leader => "it led the holder's process group or session and no longer exists",
             OwnerFrom::SoleHolder => "nobody else holds these files, and nothing shows that it got them from another process",
         })

@@ -141,7 +141,7 @@ mod tests {
             (info.pgrp, info.session) = (Some(400), Some(400));
         });
         let mut hold = bare(daemon, 5, 5, CTL);
-        (hold.cred, hold.cloexec, hold.opened_cloexec) = (Some(66), Some(true), Some(true));
+        (hold.cred, hold.cloexec) = (Some(66), Some(true));
         story.found(&hold);
         story.nvml(0, &[]);
         story.scanned();

@@ -4,10 +4,12 @@
 //! descriptions of equal credentials (one process opened them) are matched, as a whole, to what NVML and the
 //! process tree say, and every match says what it rests on.
 
+use super::account::NOISE_BYTES;
 use super::case::{Owner, OwnerFrom};
 use crate::event::{ProcessId, Token};
 use crate::world::World;
 use crate::world::file::File;
+use crate::world::gpu::Gpu;
 use crate::world::process::Process;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -57,9 +59,11 @@ fn match_orphans<'a>(world: &'a World, orphans: Vec<Vec<&'a File>>, taken: &BTre
         .into_iter()
         .map(|files| Group { owner: living_owner(world, &files), files, candidates: Vec::new() })
         .collect();
-    for group in groups.iter_mut().filter(|group| group.owner.is_none()) {
-        if let Some(pid) = the_one(leaders(world, &group.files).intersection(&dead).copied()) {
-            dead.remove(&pid);
+    let led: Vec<Option<u32>> = groups.iter().map(|group| led_by(world, group, &dead)).collect();
+    for (group, pid) in groups.iter_mut().zip(&led) {
+        // One leader of several groups' holders does not say which group is its.
+        let unique = led.iter().filter(|other| *other == pid).count() == 1;
+        if let Some(pid) = pid.filter(|pid| unique && dead.remove(pid)) {
             group.owner = Some(by_pid(world, pid, OwnerFrom::NvmlGroup));
         }
     }
@@ -67,13 +71,40 @@ fn match_orphans<'a>(world: &'a World, orphans: Vec<Vec<&'a File>>, taken: &BTre
     if let ([group], Some(pid)) = (&mut open[..], the_one(dead.iter().copied())) {
         group.owner = Some(by_pid(world, pid, OwnerFrom::NvmlAlone));
         dead.clear();
+    } else if open.len() == dead.len() && by_first_descriptor(&mut open) {
+        for (group, pid) in open.into_iter().zip(std::mem::take(&mut dead)) {
+            group.owner = Some(by_pid(world, pid, OwnerFrom::NvmlOrder));
+        }
     }
+    // A dead leader can own the files of one unknown opener, not of several; and NVML's word goes before it.
+    let alone = dead.is_empty() && groups.iter().filter(|group| group.owner.is_none()).count() == 1;
     for group in groups.iter_mut().filter(|group| group.owner.is_none()) {
         group.candidates = dead.iter().copied().collect();
-        group.owner = sole_holder(world, &group.files)
-            .or_else(|| gone_leader(world, &group.files).map(|pid| by_pid(world, pid, OwnerFrom::Leader)));
+        let leader = || gone_leader(world, &group.files).filter(|_| alone);
+        group.owner = sole_holder(world, &group.files).or_else(|| leader().map(|pid| by_pid(world, pid, OwnerFrom::Leader)));
     }
     groups
+}
+
+/// The dead PID of NVML that led the process group or session of an ownerless group's holders, when it is one.
+fn led_by(world: &World, group: &Group<'_>, dead: &BTreeSet<u32>) -> Option<u32> {
+    let unknown = group.owner.is_none();
+    the_one(leaders(world, &group.files).intersection(dead).copied()).filter(|_| unknown)
+}
+
+/// Sorts groups that one process holds by their lowest descriptor there: an ancestor's files were open before its
+/// child opened its own. False when no process holds all of them.
+fn by_first_descriptor(groups: &mut [&mut Group<'_>]) -> bool {
+    let holders = |group: &Group<'_>| -> BTreeSet<ProcessId> {
+        group.files.iter().flat_map(|file| file.holders.keys().map(|(id, _)| *id)).collect()
+    };
+    let all = groups.iter().map(|group| holders(group)).reduce(|a, b| &a & &b).unwrap_or_default();
+    let Some(common) = all.first().copied() else { return false };
+    groups.sort_by_key(|group| {
+        let held = group.files.iter().flat_map(|file| file.holders.iter()).filter(|((id, _), _)| *id == common);
+        held.flat_map(|(_, holder)| holder.slots.iter().map(|slot| slot.fd)).min()
+    });
+    true
 }
 
 /// PIDs in NVML's lists that no living process with NVIDIA files has, and that own nothing yet.
@@ -101,15 +132,28 @@ fn living_owner<'a>(world: &'a World, files: &[&File]) -> Option<Owner<'a>> {
 fn sole_holder<'a>(world: &'a World, files: &[&File]) -> Option<Owner<'a>> {
     let all = holders(world, files);
     let [process] = all[..] else { return None };
+    // A scan cannot say how a file was opened: then close-on-exec, which passing clears, must do.
     let as_opened = |file: &&File| {
-        let slots = file.holders.values().flat_map(|holder| &holder.slots);
-        let mut flags = slots.map(|slot| (slot.cloexec, file.opened_cloexec));
-        flags.all(|(now, opened)| now.is_some() && now == opened)
+        let mut slots = file.holders.values().flat_map(|holder| &holder.slots);
+        slots.all(|slot| match file.opened_cloexec {
+            Some(opened) => slot.cloexec == Some(opened),
+            None => slot.cloexec == Some(true) && !has_hidden_memory(world),
+        })
     };
     let unsent = files.iter().all(|file| file.sent.is_empty() && file.holders.values().all(|h| h.via.is_none()));
     let own = process.info.never_execed == Some(false) && gone_leader(world, files).is_none();
     let fits = own && unsent && files.iter().all(as_opened);
     fits.then_some(Owner { id: process.id(), process: Some(process), from: OwnerFrom::SoleHolder })
+}
+
+/// NVML is not there to say, or more memory is in use than it charges to anybody: some files hold it.
+fn has_hidden_memory(world: &World) -> bool {
+    let hidden = |gpu: &Gpu| {
+        let pids: BTreeSet<u32> = gpu.lines.keys().map(|(pid, _)| *pid).collect();
+        let charged: u64 = pids.into_iter().filter_map(|pid| gpu.charged(pid).flatten()).sum();
+        gpu.memory.is_none_or(|memory| memory.used.saturating_sub(charged) > NOISE_BYTES)
+    };
+    world.gpus().is_empty() || world.gpus().values().any(hidden)
 }
 
 /// Leaders of the holders' process groups and sessions.

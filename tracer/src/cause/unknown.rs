@@ -64,6 +64,9 @@ pub fn missing(case: &Case<'_>) -> Vec<String> {
     if host.header.as_ref().is_some_and(|header| !header.initial_pid_namespace) {
         missing.push("the processes outside this PID namespace (run on the host)".to_owned());
     }
+    if case.kind == Kind::Listed && !case.candidates.is_empty() {
+        missing.push("which of the open GPU files are its: several dead processes fit".to_owned());
+    }
     let owner_known = case.owner.is_none_or(|owner| owner.process.is_some() || case.owner_is_dead());
     if case.kind == Kind::Listed && !owner_known && missing.is_empty() {
         missing.push("whether that process still exists".to_owned());

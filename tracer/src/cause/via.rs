@@ -5,8 +5,11 @@
 use super::case::Owner;
 use crate::event::{BootNs, ProcessId, Via};
 use crate::world::World;
-use crate::world::file::{File, Holder, Place};
+use crate::world::file::{File, Holder, Place, Slot};
 use crate::world::process::{Process, Stage};
+
+/// Longest chain of forks that is followed.
+const CHAIN_MAX: usize = 16;
 
 /// The answer.
 pub(super) struct Way {
@@ -41,18 +44,46 @@ pub(super) fn of(
     if let Some(via) = holder.via.filter(|via| *via != Via::Opened) {
         return seen(via);
     }
+    if let Some((from, since)) = forked_with(world, owner, file, process, holder) {
+        return Way { via: Via::Fork, from: Some(from), since: Some(since), deduced: None };
+    }
     let sent_to_someone = sender.is_some() && world.host().watching_since().is_some();
     let (via, why) = deduce(owner, file, process, holder, sent_to_someone);
     Way { via, from: None, since: None, deduced: Some(why) }
 }
 
+/// The fork that gave it the file: it descends from the owner by forks that were seen, the first of them after the open,
+/// executed nothing since, and the file was never sent. Copies that no hook shows (F_DUPFD, as libcuda makes them) are
+/// in the owner's table all the same.
+fn forked_with(
+    world: &World,
+    owner: Option<Owner<'_>>,
+    file: &File,
+    process: &Process,
+    holder: &Holder,
+) -> Option<(ProcessId, BootNs)> {
+    let owner = owner?.id;
+    let survives = |slots: &[Slot]| slots.iter().all(|slot| slot.cloexec == Some(false));
+    if !file.sent.is_empty() || process.execed_at.is_some() && !survives(&holder.slots) {
+        return None;
+    }
+    let mut link = process;
+    for _ in 0..CHAIN_MAX {
+        let parent = link.born_of?;
+        if parent == owner {
+            let before = file.opened_at.is_none_or(|opened| link.forked_at.is_some_and(|forked| opened <= forked));
+            return process.born_of.zip(process.forked_at).filter(|_| before);
+        }
+        link = world.process(parent)?;
+    }
+    None
+}
+
 fn deduce(owner: Option<Owner<'_>>, file: &File, process: &Process, holder: &Holder, sent: bool) -> (Via, &'static str) {
     let start = process.id().start();
     let older = owner.is_some_and(|o| o.id.start() != 0 && start != 0 && start < o.id.start());
-    let differs = holder.slots.iter().all(|slot| match (slot.cloexec, file.opened_cloexec) {
-        (Some(now), Some(opened)) => now != opened,
-        _ => false,
-    });
+    // Programs often set the flag after the open; only passing and dup clear it.
+    let differs = holder.slots.iter().all(|slot| slot.cloexec == Some(false)) && file.opened_cloexec == Some(true);
     // libcuda and NVML open every NVIDIA file with O_CLOEXEC, and fork keeps the flag; SCM_RIGHTS clears it unless asked.
     let cleared = file.opened_cloexec.is_none() && holder.slots.iter().all(|slot| slot.cloexec == Some(false));
     let closes_at_exec = holder.slots.iter().all(|slot| slot.cloexec == Some(true));
@@ -80,8 +111,9 @@ fn deduce(owner: Option<Owner<'_>>, file: &File, process: &Process, holder: &Hol
 
 #[cfg(test)]
 mod tests {
-    use crate::event::Via;
-    use crate::story::Story;
+    use crate::event::{Hold, ProcessId, Via, What};
+    use crate::explanation::{CauseId, Confidence, Holding};
+    use crate::story::{CTL, GPU0, Story};
 
     #[test]
     fn an_exiting_owner_is_no_thread_that_lives_on() {
@@ -90,5 +122,38 @@ mod tests {
         story.uses_cuda(trainer);
         story.thread_exits(trainer, 574, 0, Some(0), 1);
         assert_eq!(story.holding().holders[0].via, Via::Opened);
+    }
+
+    /// The trainer makes a copy that no hook shows, closes the original, and forks.
+    fn hidden_copy(story: &mut Story, opened_late: bool) -> Holding {
+        let trainer = story.process(574, "python3");
+        story.info(trainer, "python3", |info| info.cred = Some(66));
+        story.opens(trainer, CTL);
+        let mut child = trainer;
+        let fork = |story: &mut Story| story.forks(trainer, 580, "worker");
+        if opened_late {
+            child = fork(story);
+        }
+        let file = story.opens(trainer, GPU0);
+        if !opened_late {
+            story.push(What::Drop { id: trainer, tid: None, fd: file.fd, file: file.file });
+            child = fork(story);
+        }
+        story.found(&Hold { id: child, fd: 30, via: None, opener: None, cred: Some(66), ..file });
+        story.killed((ProcessId(12, 5), "bash"), trainer);
+        story.holding()
+    }
+
+    #[test]
+    fn a_seen_fork_explains_copies_that_no_hook_shows() {
+        let holding = hidden_copy(&mut Story::warm(), false);
+        assert_eq!((holding.cause, holding.confidence), (CauseId::InheritedDescriptor, Confidence::Exact));
+        assert_eq!(holding.holders[0].descriptors.len(), 2);
+    }
+
+    #[test]
+    fn a_fork_before_the_open_gave_nothing_of_it() {
+        let holding = hidden_copy(&mut Story::warm(), true);
+        assert_eq!(holding.confidence, Confidence::Inferred);
     }
 }
