@@ -16,7 +16,6 @@ use crate::source::nvml::{self, Rate, Sampler};
 use crate::source::procfs::Proc;
 use crate::trace::writer::{self, Writer};
 use crate::world::World;
-use crate::world::process::Stage;
 use crate::world::signal::is_fatal_by_default;
 use crate::{host, sys};
 use anyhow::Result;

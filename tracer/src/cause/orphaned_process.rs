@@ -62,7 +62,11 @@ fn dead_launcher(case: &Case<'_>, process: &Process, notes: &mut Vec<Note>) -> O
         return None;
     }
     let gone = |pid: Option<u32>| pid.filter(|pid| *pid > 1 && owners::is_gone(case.world, *pid));
-    let (pid, what) = match (gone(process.info.pgrp), gone(process.info.session)) {
+    // A parent of the same group (a script that a gone shell started, torchrun under nohup) never lost it: it launched it.
+    let parent = process.info.parent.and_then(|id| case.world.process(id)).filter(|parent| parent.is_alive());
+    let group = gone(process.info.pgrp).filter(|pgrp| parent.is_none_or(|parent| parent.info.pgrp != Some(*pgrp)));
+    let session = gone(process.info.session).filter(|session| parent.is_none_or(|parent| parent.info.session != Some(*session)));
+    let (pid, what) = match (group, session) {
         (Some(pid), _) => (pid, "process group"),
         (None, Some(pid)) => (pid, "session"),
         (None, None) => return None,
@@ -94,6 +98,20 @@ mod tests {
         assert_eq!((holding.cause, holding.confidence), (CauseId::OrphanedProcess, Confidence::Exact));
         assert!(holding.summary.contains("although its launcher api_server (PID 500) is gone"), "{}", holding.summary);
         assert!(holding.evidence.iter().any(|e| e.what == "bash (PID 12) sent SIGKILL to api_server (PID 500)"));
+    }
+
+    #[test]
+    fn a_living_parent_of_the_same_group_is_the_launcher_though_their_shell_is_gone() {
+        let mut story = Story::cold();
+        let runner = story.process(573, "torchrun");
+        story.info(runner, "torchrun", |info| (info.pgrp, info.session) = (Some(400), Some(400)));
+        let worker = story.process(574, "worker");
+        story.info(worker, "worker", |info| {
+            (info.pgrp, info.session, info.parent) = (Some(400), Some(400), Some(runner));
+        });
+        story.uses_cuda(worker);
+        story.scanned();
+        assert_eq!(story.holding().cause, CauseId::OwnerAlive);
     }
 
     #[test]
