@@ -71,7 +71,7 @@ pub mod flag {
     pub const LAST_THREAD: u32 = 16;
     /// `signal->flags & SIGNAL_GROUP_EXIT`: the whole group was told to exit.
     pub const GROUP_EXIT: u32 = 32;
-    /// The file was opened with O_CLOEXEC (kept in `file->f_flags`).
+    /// The file was opened with O_CLOEXEC: set on Open only, from the descriptor's bit (open(2) keeps it out of `f_flags`).
     pub const OPENED_CLOEXEC: u32 = 64;
     /// The thread's files table is the group leader's.
     pub const SHARED_FILES: u32 = 256;
