@@ -2,6 +2,8 @@
 //!
 //! The truth beside the recordings is what the scenario programs did (tests/gpu/keep.py), not what outlive said.
 
+#![expect(clippy::expect_used, reason = "a test: what it needs is in the repository")]
+
 use outlive::event::Event;
 use outlive::explanation::{CauseId, Explanation, explain};
 use outlive::offline::{self, Moment};

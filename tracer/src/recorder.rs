@@ -32,6 +32,8 @@ const IDLE: Duration = Duration::from_millis(900);
 const CLOCK_STEP_NS: u64 = 50_000_000;
 /// A rotation that failed is tried again after this time.
 const ROTATE_AGAIN_NS: u64 = 60_000_000_000;
+/// After a scan of more threads than this, its memory is given back at once.
+const LARGE_SCAN: usize = 4_096;
 /// Events that the buffer keeps room for.
 const BUFFER_KEPT: usize = 1_024;
 
@@ -248,8 +250,12 @@ impl Recorder {
             Ok(seen) => {
                 // Events up to the scan's end must be known before the comparison.
                 self.drain();
+                let large = seen.tasks.len() > LARGE_SCAN;
                 let news = host::compare(seen, &self.proc, &self.world);
                 self.take_scan(news);
+                if large {
+                    sys::return_free_memory();
+                }
             }
             Err(error) => self.scan_failed(&error),
         }

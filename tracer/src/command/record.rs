@@ -80,32 +80,35 @@ fn follow_log(opening: &mut Vec<Event>) -> Option<Kmsg> {
 
 /// The signals that end a recording.
 struct Stops {
-    interrupt: Option<Signal>,
-    terminate: Option<Signal>,
+    interrupt: Signal,
+    terminate: Signal,
+    /// `None` under nohup.
     hangup: Option<Signal>,
 }
 
 impl Stops {
     fn catch() -> Result<Stops> {
         Ok(Stops {
-            interrupt: caught(SignalKind::interrupt()).context("cannot catch SIGINT")?,
-            terminate: caught(SignalKind::terminate()).context("cannot catch SIGTERM")?,
-            hangup: caught(SignalKind::hangup()).context("cannot catch SIGHUP")?,
+            // A script's background job starts with SIGINT ignored, and stopping it with `kill -INT` must work all the same.
+            interrupt: signal(SignalKind::interrupt()).context("cannot catch SIGINT")?,
+            terminate: signal(SignalKind::terminate()).context("cannot catch SIGTERM")?,
+            hangup: hangup().context("cannot catch SIGHUP")?,
         })
     }
 
     /// The name of the next one that comes.
     async fn next(&mut self) -> &'static str {
         tokio::select! {
-            () = comes(&mut self.interrupt) => "SIGINT",
-            () = comes(&mut self.terminate) => "SIGTERM",
+            _ = self.interrupt.recv() => "SIGINT",
+            _ = self.terminate.recv() => "SIGTERM",
             () = comes(&mut self.hangup) => "SIGHUP",
         }
     }
 }
 
-/// A signal that our starter made us ignore (nohup; a shell's background job) stays ignored.
-fn caught(kind: SignalKind) -> std::io::Result<Option<Signal>> {
+/// SIGHUP stays ignored where our starter ignored it: that is what nohup is for.
+fn hangup() -> std::io::Result<Option<Signal>> {
+    let kind = SignalKind::hangup();
     if sys::is_ignored(kind.as_raw_value()) { Ok(None) } else { signal(kind).map(Some) }
 }
 
