@@ -244,7 +244,14 @@ impl Snapshot {
         }
     }
 
+    /// Credentials of threads other than the leader: capset and the like give new ones to the calling thread alone, and the others keep
+    /// those that the process opened its files with.
+    fn thread_creds(&self) -> BTreeMap<Token, ProcessId> {
+        self.tasks.iter().filter(|task| !task.is_leader() && task.cred != 0).map(|task| (task.cred, task.id)).collect()
+    }
+
     fn new_holds(&self, world: &World, out: &mut Vec<Event>) {
+        let creds = self.thread_creds();
         for hold in &self.holds {
             let place = Place::of(hold.via);
             let dead = world.process(hold.id).is_some_and(|process| process.stage() >= Stage::Zombie);
@@ -253,7 +260,8 @@ impl Snapshot {
                 same.map(|(_, slot)| slot.cloexec == hold.cloexec.or(slot.cloexec) && (file.cred.is_some() || hold.cred.is_none()))
             });
             if !dead && known != Some(true) && !world.was_dropped_since(self.began, hold.id, hold.fd, hold.file) {
-                out.push(self.event(What::Hold(Box::new(hold.clone()))));
+                let opener = hold.opener.or_else(|| hold.cred.and_then(|cred| creds.get(&cred)).copied());
+                out.push(self.event(What::Hold(Box::new(Hold { opener, ..hold.clone() }))));
             }
         }
     }
@@ -395,6 +403,19 @@ mod tests {
         let events = snapshot.events(world);
         events.iter().for_each(|event| world.apply(event));
         events
+    }
+
+    #[test]
+    fn a_process_that_gave_up_capabilities_after_it_opened_is_still_the_opener() {
+        let dev = Dev::new(195, 255);
+        let leader = TaskLine { cred: 999, ..task(574, 12, "record") };
+        let thread = TaskLine { tid: 575, cred: 574, ..task(574, 12, "record") };
+        let snapshot = Snapshot { tasks: vec![leader, thread], holds: vec![held(574, 8, dev, 574)], complete: true, ..Snapshot::default() };
+        let mut world = World::default();
+        snapshot.events(&world).iter().for_each(|event| world.apply(event));
+        let told = crate::explanation::explain(&world);
+        assert_eq!(told.holdings[0].owner.as_ref().map(|owner| owner.pid), Some(574));
+        assert_eq!(told.holdings[0].cause, crate::explanation::CauseId::OwnerAlive);
     }
 
     #[test]

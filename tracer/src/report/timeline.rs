@@ -27,8 +27,9 @@ pub fn text(timelines: &[Timeline], style: &Style) -> String {
     }
     let mut out = loud.into_iter().map(|t| one(t, style)).collect::<Vec<_>>().join("\n");
     if hidden > 0 {
-        let more = format!("\n{} opened GPU files and never had memory; --verbose shows them.\n", count(hidden, "more process"));
-        out.push_str(&more.replace("processs", "processes"));
+        let more = format!("{} opened GPU files and never had memory; --verbose shows them.", count(hidden, "more process"));
+        out.push('\n');
+        out.push_str(&super::layout::wrap(&more.replace("processs", "processes"), style.width, "", ""));
     }
     out
 }
