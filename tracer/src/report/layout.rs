@@ -87,10 +87,17 @@ pub fn duration(ns: u64) -> String {
     }
 }
 
-/// "1 thread", "3 threads".
+/// "1 thread", "3 threads", "3 processes".
 #[must_use]
 pub fn count(n: usize, one: &str) -> String {
-    if n == 1 { format!("1 {one}") } else { format!("{n} {one}s") }
+    let ending = if n == 1 {
+        ""
+    } else if one.ends_with('s') {
+        "es"
+    } else {
+        "s"
+    };
+    format!("{n} {one}{ending}")
 }
 
 /// Wraps `text` at `width` columns; the first line starts with `first`, the others with `rest`.

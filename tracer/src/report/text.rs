@@ -285,7 +285,6 @@ fn zombies_text(e: &Explanation, style: &Style) -> String {
     }
     if let Some(pids) = &e.pids {
         let mut text = format!("{} and {} on this host", count(pids.processes as usize, "process"), count(pids.zombies as usize, "zombie"));
-        text = text.replace("processs", "processes");
         if let Some(max) = pids.pid_max {
             text.push_str(&format!("; pid_max is {max}"));
         }

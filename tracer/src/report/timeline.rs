@@ -29,7 +29,7 @@ pub fn text(timelines: &[Timeline], style: &Style) -> String {
     if hidden > 0 {
         let more = format!("{} opened GPU files and never had memory; --verbose shows them.", count(hidden, "more process"));
         out.push('\n');
-        out.push_str(&super::layout::wrap(&more.replace("processs", "processes"), style.width, "", ""));
+        out.push_str(&super::layout::wrap(&more, style.width, "", ""));
     }
     out
 }
