@@ -216,5 +216,7 @@ pub(crate) fn bare(id: ProcessId, fd: i32, file: Token, dev: Dev) -> Hold {
         from: None,
         opener: None,
         since: None,
+        role: None,
+        pins: None,
     }
 }

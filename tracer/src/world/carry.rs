@@ -53,6 +53,8 @@ impl World {
                 from: None,
                 opener,
                 since: None,
+                role: file.role,
+                pins: file.pins,
             };
             // The opener's own holding first: it says when the description was opened.
             let own = |id| opener != Some(id);

@@ -3,7 +3,7 @@
 //! Always true: a [`File`] in the world has at least one holder, or was sent into a socket and not yet seen to
 //! arrive. Its identity is its token until an open of the same token is seen: then it is another description.
 
-use crate::event::{BootNs, Dev, ProcessId, Token, Via};
+use crate::event::{BootNs, Dev, ProcessId, Role, Token, Via};
 use std::collections::BTreeMap;
 
 /// Sendings kept per description.
@@ -102,6 +102,10 @@ pub struct File {
     pub sent: Vec<Sent>,
     /// Sendings that were not seen to arrive.
     pub in_transit: u32,
+    /// What the driver made of it, when that is known.
+    pub role: Option<Role>,
+    /// The description that it keeps open, when that is known.
+    pub pins: Option<Token>,
 }
 
 impl File {

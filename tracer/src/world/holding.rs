@@ -260,6 +260,8 @@ fn learn(file: &mut File, at: BootNs, hold: &Hold) {
     file.first_seen = file.first_seen.min(at);
     file.cred = file.cred.or(hold.cred);
     file.opened_cloexec = file.opened_cloexec.or(hold.opened_cloexec);
+    file.role = hold.role.or(file.role);
+    file.pins = hold.pins.or(file.pins);
     if opened {
         file.opened_at = file.opened_at.or(Some(hold.since.unwrap_or(at)));
     }
@@ -300,6 +302,8 @@ fn new_file(at: BootNs, token: Token, dev: Dev) -> File {
         holders: BTreeMap::new(),
         sent: Vec::new(),
         in_transit: 0,
+        role: None,
+        pins: None,
     }
 }
 

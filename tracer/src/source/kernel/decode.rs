@@ -311,6 +311,8 @@ fn hold(record: Record<'_>, tokens: Tokens) -> Hold {
         from: None,
         opener: None,
         since: None,
+        role: None,
+        pins: None,
     }
 }
 

@@ -138,6 +138,8 @@ mod tests {
             from: None,
             opener: None,
             since: None,
+            role: None,
+            pins: None,
         };
         let held = from_fdinfo(text, &ring, &nodes, Tokens::with_key(5));
         assert_eq!(held.iter().map(|hold| hold.dev).collect::<Vec<_>>(), [Dev::new(195, 0), Dev::new(195, 255)]);

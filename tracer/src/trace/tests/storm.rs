@@ -71,6 +71,8 @@ impl Storm {
                 from: None,
                 opener: Some(id),
                 since: None,
+                role: None,
+                pins: None,
             };
             self.push(3_000, 50_000, What::Hold(Box::new(hold)));
         }

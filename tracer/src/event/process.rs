@@ -1,0 +1,139 @@
+//! What an event can say of a process: who it is, and how it stands.
+//!
+//! Always true: every field but the id may be absent or zero; absent means "not known", never "none".
+
+use super::{ProcessId, Token};
+use serde::{Deserialize, Serialize};
+
+/// A container, as read from a cgroup path.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Container {
+    /// "docker", "containerd", "crio", "podman", "slurm", ...
+    pub runtime: String,
+    /// Container id, job id, ...
+    pub id: String,
+    /// Kubernetes pod uid, when the path names one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pod: Option<String>,
+}
+
+/// What is known of a process. Every field but `id` may be absent; a later event adds to an earlier one.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ProcessInfo {
+    /// Who.
+    pub id: ProcessId,
+    /// `real_parent`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub parent: Option<ProcessId>,
+    /// `comm` of the leader.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub comm: Option<String>,
+    /// Arguments joined by spaces, at most 4,096 bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cmdline: Option<String>,
+    /// Uid in the initial user namespace.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub uid: Option<u32>,
+    /// PID in its innermost namespace, when that is not the initial one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ns_pid: Option<u32>,
+    /// Process group.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pgrp: Option<u32>,
+    /// Session.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub session: Option<u32>,
+    /// cgroup path (v2, or the pids controller's on v1).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cgroup: Option<String>,
+    /// What that path says.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub container: Option<Container>,
+    /// PF_FORKNOEXEC: it never executed a program of its own since it was forked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub never_execed: Option<bool>,
+    /// Its credentials' token: equal to that of the files that it opened itself.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cred: Option<Token>,
+    /// It uses the GPU or descends from a process that does; else it is only an ancestor, or was met by a scan.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gpu_user: Option<bool>,
+    /// How many processes its cgroup may have; only of a process that has zombies to wait for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pids: Option<PidsLimit>,
+}
+
+/// How many processes a cgroup has and may have.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PidsLimit {
+    /// The cgroup with the limit: the process's own or one above it.
+    pub cgroup: String,
+    /// Tasks in it, zombies included until they are reaped.
+    pub current: u64,
+    /// The most that it may have.
+    pub max: u64,
+}
+
+impl PidsLimit {
+    /// Tasks that it can still take.
+    #[must_use]
+    pub fn room(&self) -> u64 {
+        self.max.saturating_sub(self.current)
+    }
+}
+
+/// How a process or thread stands now, as a scan saw it. Masks are bit (signal − 1).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ProcessState {
+    /// Who.
+    pub id: ProcessId,
+    /// State letter of the leader, as `ps` prints it (R S D T t Z X I).
+    pub state: String,
+    /// Threads that have not exited.
+    pub live_threads: u32,
+    /// The leader has exited (it shows as a zombie).
+    pub leader_exited: bool,
+    /// At least one thread has PF_EXITING and is not yet a zombie.
+    pub exiting: bool,
+    /// A core dump is being written (`CoreDumping: 1`).
+    pub dumping_core: bool,
+    /// Its ptracer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tracer: Option<ProcessId>,
+    /// Its cgroup is frozen.
+    pub frozen: bool,
+    /// Signals pending for the group and the leader.
+    pub pending: u64,
+    /// Blocked by the leader.
+    pub blocked: u64,
+    /// Ignored.
+    pub ignored: u64,
+    /// Caught by a handler.
+    pub caught: u64,
+    /// CPU time of all threads, ns.
+    pub cpu_ns: u64,
+    /// wait status of a zombie.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub exit_code: Option<u32>,
+    /// Threads worth a look: exiting, uninterruptible, or with a fatal signal pending.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub stuck: Vec<StuckThread>,
+}
+
+/// A thread that neither runs user code nor is gone.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct StuckThread {
+    /// Thread id.
+    pub tid: u32,
+    /// State letter.
+    pub state: String,
+    /// It is exiting.
+    pub exiting: bool,
+    /// Kernel stack, innermost first: "uvm_spin_loop+0x1c/0x90 [nvidia_uvm]".
+    pub stack: Vec<String>,
+}
