@@ -7,12 +7,14 @@ use core::mem::MaybeUninit;
 
 use aya_ebpf::{macros::map, maps::HashMap};
 use outlive_ebpf::{
+    abi::{UVM_TYPE_MM, UVM_TYPE_SPACE},
+    ioctl::node,
     limits::DEVICES_MAX,
     record::{self, Kind, flag},
 };
 
 use crate::{
-    kernel::{Memory, Raw, Typed, offset},
+    kernel::{self, Memory, Raw, Typed, offset},
     ring::{self, fill},
     task::Task,
 };
@@ -30,6 +32,13 @@ const S_IFCHR: u16 = 0o020_000;
 const S_IFSOCK: u16 = 0o140_000;
 /// `AF_UNIX` (include/linux/socket.h).
 const AF_UNIX: u16 = 1;
+
+/// What kind of NVIDIA file a device number is: [`outlive_ebpf::ioctl::node`].
+#[inline(always)]
+pub(crate) fn node_of(dev: u32) -> u32 {
+    // SAFETY: entries are never removed.
+    unsafe { DEVICES.get(dev) }.copied().unwrap_or(node::OTHER)
+}
 
 /// A `struct file`.
 #[derive(Clone, Copy)]
@@ -108,6 +117,38 @@ impl<M: Memory> File<M> {
     }
 }
 
+/// What the driver made of a file: bits of [`flag`], and the `struct file` that it keeps open.
+///
+/// The first member of an NVIDIA file's private data is `nv_file_private_t` (nv_linux_file_private_t, nv-linux.h); a UVM file's is
+/// a pointer whose low bits are a type (uvm_fd_type.h).
+#[inline(always)]
+pub(crate) fn role(file: File<Typed>, dev: u32) -> (u32, u64) {
+    let abi = kernel::abi();
+    let node = node_of(dev);
+    if abi.private_data == 0 || node == node::OTHER {
+        return (0, 0);
+    }
+    let private: u64 = file.0.get(offset!(file_private_data));
+    if node == node::UVM {
+        let kind = private as u32 & abi.uvm_type_mask;
+        return match kind {
+            UVM_TYPE_SPACE => (flag::UVM_SPACE, 0),
+            // The rest of the pointer is the `struct file` of the address space (uvm.c).
+            UVM_TYPE_MM => (flag::UVM_MM, private & !u64::from(abi.uvm_type_mask)),
+            _ => (0, 0),
+        };
+    }
+    if private == 0 {
+        return (0, 0);
+    }
+    let private = Raw(private);
+    if node == node::CONTROL {
+        let handles: u64 = private.get(0);
+        return (if handles != 0 { flag::EXPORTED } else { 0 }, 0);
+    }
+    (0, private.get(abi.private_control as usize))
+}
+
 /// The descriptor table of a thread.
 #[derive(Clone, Copy)]
 pub(crate) struct Table(Typed);
@@ -164,6 +205,8 @@ pub(crate) struct Entry<M> {
     pub(crate) dev: u32,
     /// Inode number of the socket that it goes through, or 0.
     pub(crate) socket: u64,
+    /// `struct file` that it keeps open, or 0.
+    pub(crate) pins: u64,
 }
 
 impl<M: Memory> Entry<M> {
@@ -185,6 +228,7 @@ impl<M: Memory> Entry<M> {
                 cred: self.file.cred(),
                 files: self.task.files().address(),
                 socket: self.socket,
+                pins: self.pins,
                 fd: self.fd,
                 dev: self.dev,
             }

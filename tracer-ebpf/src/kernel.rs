@@ -19,7 +19,7 @@ use aya_ebpf::{
         bpf_probe_read_user, bpf_task_pt_regs,
     },
 };
-use outlive_ebpf::{limits::Lost, offsets::Offsets};
+use outlive_ebpf::{abi::{Abi, BRANCHES}, ioctl::UserMemory, limits::Lost, offsets::Offsets};
 
 use crate::ring;
 
@@ -34,6 +34,23 @@ static SIGNAL_SKIP_MASK: u64 = 0;
 #[unsafe(no_mangle)]
 #[unsafe(link_section = ".rodata")]
 static IO_URING_FOPS: u64 = 0;
+
+/// The driver's ABI.
+#[unsafe(no_mangle)]
+#[unsafe(link_section = ".rodata")]
+static ABI: Abi = BRANCHES[0].abi;
+
+/// The driver's ABI, as the loader set it.
+#[inline(always)]
+pub(crate) fn abi() -> Abi {
+    constant(&ABI)
+}
+
+/// [`Abi::xfer`] alone.
+#[inline(always)]
+pub(crate) fn abi_xfer() -> u32 {
+    constant(&ABI.xfer)
+}
 
 /// All offsets; pass a reader for one field to [`constant`].
 pub(crate) const fn offsets() -> &'static Offsets {
@@ -88,7 +105,8 @@ plain!(
     u32 = 0,
     i32 = 0,
     u64 = 0,
-    [u64; 2] = [0; 2]
+    [u64; 2] = [0; 2],
+    [u64; 3] = [0; 3]
 );
 
 /// Something in kernel memory that has members.
@@ -276,9 +294,40 @@ pub(crate) fn opaque<T: Copy>(state: &mut T) {
     unsafe { bpf_probe_read_kernel(place, size_of::<T>() as u32, place) };
 }
 
+/// The running process's memory, for the decoder of requests: a failed read is the caller's to report.
+pub(crate) struct UserReads;
+
+impl UserMemory for UserReads {
+    #[inline(always)]
+    fn u32(&self, address: u64) -> Option<u32> {
+        try_user(address)
+    }
+    #[inline(always)]
+    fn u64(&self, address: u64) -> Option<u64> {
+        try_user(address)
+    }
+    #[inline(always)]
+    fn two(&self, address: u64) -> Option<[u64; 2]> {
+        try_user(address)
+    }
+    #[inline(always)]
+    fn three(&self, address: u64) -> Option<[u64; 3]> {
+        try_user(address)
+    }
+}
+
 /// An integer in the running process's memory; None (counted) when it cannot be read.
 #[inline(always)]
 pub(crate) fn user<T: Plain>(address: u64) -> Option<T> {
+    let value = try_user(address);
+    if value.is_none() {
+        ring::count(Lost::ReadFailed);
+    }
+    value
+}
+
+#[inline(always)]
+fn try_user<T: Plain>(address: u64) -> Option<T> {
     let mut value = T::ZERO;
     // SAFETY: the helper checks the source; the destination is a local of that size.
     let result = unsafe {
@@ -288,11 +337,7 @@ pub(crate) fn user<T: Plain>(address: u64) -> Option<T> {
             address as *const c_void,
         )
     };
-    if result != 0 {
-        ring::count(Lost::ReadFailed);
-        return None;
-    }
-    Some(value)
+    (result == 0).then_some(value)
 }
 
 /// Copies a NUL-terminated kernel string; what it does not fill stays as it was.

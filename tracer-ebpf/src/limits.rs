@@ -15,6 +15,14 @@ pub const ANCESTORS_MAX: u32 = 16;
 pub const SCM_FDS_MAX: u32 = 253;
 /// Steps (messages, control messages and descriptors together) that one walk over a queue or a msghdr takes.
 pub const WALK_STEPS_MAX: u32 = 8_192;
+/// Requests to the driver that can be under way at one time.
+pub const PENDING_MAX: u32 = 8_192;
+/// (description, client) pairs that are remembered as known.
+pub const CLIENTS_MAX: u32 = 16_384;
+/// GPUs whose ids are remembered as told.
+pub const GPUS_MAX: u32 = 64;
+/// Objects looked at in one list of exports or imports (`NV0000_CTRL_OS_UNIX_EXPORT_OBJECTS_TO_FD_MAX_OBJECTS` is 512).
+pub const OBJECTS_MAX: u32 = 512;
 /// Length of `task_struct.comm` (TASK_COMM_LEN, include/linux/sched.h).
 pub const COMM_LEN: usize = 16;
 /// Bytes of a path that an exec record carries.

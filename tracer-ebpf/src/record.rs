@@ -79,6 +79,12 @@ pub mod flag {
     pub const NO_MM: u32 = 512;
     /// The process uses GPU files itself or descends from one that does (else: it is only an ancestor).
     pub const GPU_USER: u32 = 1024;
+    /// The description is an exported handle (`nv_file_private_t.handles` is set).
+    pub const EXPORTED: u32 = 2048;
+    /// The description is a UVM address space.
+    pub const UVM_SPACE: u32 = 4096;
+    /// The description keeps a UVM address space and a memory map.
+    pub const UVM_MM: u32 = 8192;
 }
 
 /// What a record is. Stable numbers; never reuse one.
@@ -119,6 +125,8 @@ pub enum Kind {
     FilesChanged = 16,
     /// [`Xid`].
     Xid = 17,
+    /// [`Rm`]: the driver granted a request that changes who owns or keeps memory.
+    Rm = 18,
     /// [`File`], `iter/task_file`: a thread has this NVIDIA file at this descriptor.
     Held = 32,
     /// [`File`], `iter/task_file`: an NVIDIA file waits unread in the receive queue of the unix socket at this descriptor.
@@ -149,6 +157,7 @@ impl Kind {
             15 => Kind::Stolen,
             16 => Kind::FilesChanged,
             17 => Kind::Xid,
+            18 => Kind::Rm,
             32 => Kind::Held,
             33 => Kind::InFlight,
             34 => Kind::IoUring,
@@ -308,10 +317,48 @@ pub struct File {
     pub files: u64,
     /// Inode number of the socket (InFlight, Sent, Received) or 0.
     pub socket: u64,
+    /// Iterators: the `struct file` that this one keeps open (REGISTER_FD, UVM_MM_INITIALIZE), or 0.
+    pub pins: u64,
     /// The descriptor; -1 when not known (Sent).
     pub fd: i32,
     /// Device number: major << 20 | minor (the kernel's `dev_t`).
     pub dev: u32,
+}
+
+/// A request to the driver that was granted. `who` asked. Fields that an `op` does not have are zero.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rm {
+    /// Who asked.
+    pub header: Header,
+    /// `struct file` address that it was asked through.
+    pub file: u64,
+    /// `struct file` address that a descriptor in the arguments named.
+    pub other: u64,
+    /// Bytes; first half of a UUID; flags of an address space; length of a mapping.
+    pub bytes: u64,
+    /// Address of a mapping; second half of a UUID.
+    pub base: u64,
+    /// Device number of `file`.
+    pub dev: u32,
+    /// [`crate::ioctl::op`].
+    pub op: u32,
+    /// Client.
+    pub client: u32,
+    /// Parent object.
+    pub parent: u32,
+    /// Object; GPU id.
+    pub object: u32,
+    /// RM class.
+    pub class: u32,
+    /// Client of the original.
+    pub from_client: u32,
+    /// The original.
+    pub from_object: u32,
+    /// Device instance ([`crate::ioctl::NO_DEVICE`] when not known); whom an object was offered to; [`crate::ioctl::missed`].
+    pub detail: u32,
+    /// Explicit padding.
+    pub pad: u32,
 }
 
 /// An Xid from `nvidia:nvidia_dev_xid`.
@@ -343,6 +390,7 @@ const _: () = {
     assert!(size_of::<Signal>() == 48 + 16 + 16 + 16);
     assert!(size_of::<Reap>() == 56);
     assert!(size_of::<Oom>() == 48);
-    assert!(size_of::<File>() == 48 + 32 + 8);
+    assert!(size_of::<File>() == 48 + 40 + 8);
+    assert!(size_of::<Rm>() == 48 + 32 + 40 && offset_of!(Rm, dev) == 80);
     assert!(size_of::<Xid>() == 48 + 8 + 32 + PATH_LEN);
 };

@@ -169,6 +169,7 @@ fn next_descriptor<const RECEIVED: bool>(walk: &mut Messages) -> Option<()> {
             file,
             dev,
             socket: walk.socket,
+            pins: 0,
         };
         if RECEIVED {
             tracked::adopt();
@@ -277,6 +278,7 @@ unsafe extern "C" fn queue_step(_index: u32, queue: *mut Queue) -> c_long {
                 file,
                 dev,
                 socket: walk.socket,
+                pins: 0,
             };
             iterator::write(queue.seq, |place| entry.describe(place, 0, 0));
         }

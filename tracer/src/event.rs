@@ -176,6 +176,41 @@ pub struct DeviceNode {
     pub path: String,
 }
 
+/// What a device node is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Node {
+    /// /dev/nvidiactl: clients belong to its descriptions.
+    Control,
+    /// /dev/nvidiaN.
+    Gpu,
+    /// /dev/nvidia-uvm: unified memory.
+    Uvm,
+    /// Anything else: nvidia-modeset, nvidia-caps, ...
+    Other,
+}
+
+impl DeviceNode {
+    /// By its name, and by NVIDIA's own numbers (nv-chardev-numbers.h) where the name says nothing.
+    #[must_use]
+    pub fn node(&self) -> Node {
+        let name = self.path.rsplit('/').next().unwrap_or_default();
+        let is_numbered = |name: &str| {
+            name.strip_prefix("nvidia").is_some_and(|rest| !rest.is_empty() && rest.bytes().all(|byte| byte.is_ascii_digit()))
+        };
+        match name {
+            "nvidiactl" => Node::Control,
+            "nvidia-uvm" => Node::Uvm,
+            name if is_numbered(name) => Node::Gpu,
+            name if name.starts_with("nvidia") => Node::Other,
+            _ => match (self.dev.major(), self.dev.minor()) {
+                (195, 255) => Node::Control,
+                (195, 0..=247) => Node::Gpu,
+                _ => Node::Other,
+            },
+        }
+    }
+}
+
 /// First event of every trace file.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -244,7 +279,7 @@ pub struct Hold {
     /// What the driver made of the description, when its private data could be read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub role: Option<Role>,
-    /// The description that this one keeps open: of /dev/nvidiactl, by REGISTER_FD.
+    /// The description that this one keeps open: of /dev/nvidiactl (REGISTER_FD) or of an address space (UVM_MM_INITIALIZE).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pins: Option<Token>,
 }

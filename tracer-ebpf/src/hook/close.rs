@@ -23,6 +23,7 @@ pub(crate) fn sys_enter_close(ctx: TracePointContext) -> u32 {
             file,
             dev,
             socket: 0,
+            pins: 0,
         }
         .send();
     }

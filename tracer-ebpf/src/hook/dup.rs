@@ -60,6 +60,7 @@ fn report(fd: i64, replaced: bool) -> u32 {
             file,
             dev,
             socket: 0,
+            pins: 0,
         }
         .send();
     } else if replaced && fd > STDERR {

@@ -8,7 +8,7 @@ use outlive_ebpf::record::Kind;
 
 use super::iterator::{Meta, write};
 use crate::{
-    files::{Entry, File, Is},
+    files::{Entry, File, Is, role},
     kernel::{self, Typed},
     scm,
     task::Task,
@@ -42,6 +42,7 @@ pub(crate) extern "C" fn iter_task_file(ctx: *const Context) -> i32 {
             return 0;
         }
     };
+    let (flags, pins) = if kind == Kind::Held { role(file, dev) } else { (0, 0) };
     let entry = Entry {
         kind,
         task,
@@ -49,8 +50,9 @@ pub(crate) extern "C" fn iter_task_file(ctx: *const Context) -> i32 {
         file,
         dev,
         socket: 0,
+        pins,
     };
-    write(Meta::seq(meta), |place| entry.describe(place, 0, 0));
+    write(Meta::seq(meta), |place| entry.describe(place, flags, 0));
     0
 }
 

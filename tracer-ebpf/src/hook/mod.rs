@@ -7,6 +7,7 @@
 mod close;
 mod close_range;
 mod dup;
+mod ioctl;
 mod iter_task;
 mod iter_task_file;
 pub(crate) mod iterator;
@@ -65,6 +66,7 @@ fn acquired(ctx: &TracePointContext, kind: Kind) -> u32 {
             file,
             dev,
             socket: 0,
+            pins: 0,
         }
         .send();
     }

@@ -164,6 +164,32 @@ pub enum Op {
         /// Device instance.
         device: u32,
     },
+    /// The driver granted something that could not be read, understood or believed: what is known of this process's memory is
+    /// not complete.
+    Missed {
+        /// Why.
+        why: Missed,
+    },
+}
+
+/// Why a granted request is not believed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Missed {
+    /// Its arguments could not be read after the return.
+    Unreadable,
+    /// Its arguments changed while it was under way.
+    Changed,
+    /// Its arguments are not laid out as the table of the driver's ABI says.
+    UnknownLayout,
+    /// A 32-bit program asked.
+    Compat,
+    /// Too many requests were under way at one time.
+    TooMany,
+    /// A descriptor in its arguments no longer named a file.
+    NoFile,
+    /// It named more objects than are looked at.
+    TooLong,
 }
 
 /// What an exported handle is.

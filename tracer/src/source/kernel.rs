@@ -8,6 +8,7 @@
 //! `scanner` loads just the two iterators with the few bpf(2) calls that takes. Watching starts once, and goes
 //! through aya (`watcher`).
 
+pub mod abi;
 pub mod btf;
 pub mod decode;
 pub mod facts;
@@ -26,9 +27,12 @@ use std::os::fd::OwnedFd;
 pub use facts::Facts;
 pub use scanner::ScanPart;
 
+use outlive_ebpf::abi::Abi;
+use outlive_ebpf::ioctl::node;
 use outlive_ebpf::record::Kind;
 
-use crate::event::{BootNs, DeviceNode, Event, Hook, ProcessId};
+use super::procfs;
+use crate::event::{BootNs, DeviceNode, Event, Hook, Node, ProcessId};
 use crate::sys;
 use btf::{BtfError, Resolved};
 use decode::{Decoded, Tokens};
@@ -107,6 +111,10 @@ pub struct Options {
     pub devices: Vec<DeviceNode>,
     /// For addresses; share it to compare tokens of one trace file.
     pub tokens: Tokens,
+    /// How the driver's requests are laid out.
+    pub abi: Abi,
+    /// What is not known about that: (what is missing, what that voids).
+    pub abi_limit: Option<(String, String)>,
 }
 
 impl Options {
@@ -114,7 +122,19 @@ impl Options {
     /// where none can be kept.
     #[must_use]
     pub fn new(devices: Vec<DeviceNode>) -> Options {
-        Options { devices, tokens: key::of_this_boot().map_or_else(Tokens::random, Tokens::with_key) }
+        let tokens = key::of_this_boot().map_or_else(Tokens::random, Tokens::with_key);
+        let (abi, abi_limit) = abi::of_driver(procfs::Proc::default().host().driver.as_deref());
+        Options { devices, tokens, abi, abi_limit }
+    }
+}
+
+/// The programs' number for what a device node is.
+const fn number_of(node: Node) -> u32 {
+    match node {
+        Node::Other => node::OTHER,
+        Node::Control => node::CONTROL,
+        Node::Gpu => node::GPU,
+        Node::Uvm => node::UVM,
     }
 }
 
@@ -190,7 +210,8 @@ impl Kernel {
             let voids = "NVIDIA files that are registered in an io_uring".to_owned();
             limits.push((format!("the address of io_uring's file operations ({why})"), voids));
         }
-        let constants = Constants::new(&resolved, operations.ok());
+        limits.extend(options.abi_limit.clone());
+        let constants = Constants::new(&resolved, operations.ok(), &options.abi);
         let scanner = Scanner::load(OBJECT, &resolved, &constants, &options.devices);
         let why_not = scanner.as_ref().err().map(ToString::to_string);
         let hooks = ["iter/task", "iter/task_file"];
@@ -335,18 +356,20 @@ struct Constants {
     offsets: Vec<u8>,
     signal_skip_mask: [u8; 8],
     io_uring_fops: [u8; 8],
+    abi: Vec<u8>,
     /// Closed when the constants go, which is after the last program is loaded ([`Operations::ring`]).
     _ring: Option<OwnedFd>,
 }
 
 impl Constants {
-    fn new(resolved: &Resolved, operations: Option<Operations>) -> Constants {
+    fn new(resolved: &Resolved, operations: Option<Operations>, abi: &Abi) -> Constants {
         let noise = NOISE.iter().copied().chain(FIRST_UNNAMED..=64);
         let mask = noise.fold(0_u64, |mask, signal| mask | 1 << (signal - 1));
         Constants {
             offsets: resolved.words.iter().flat_map(|word| word.to_ne_bytes()).collect(),
             signal_skip_mask: mask.to_ne_bytes(),
             io_uring_fops: operations.as_ref().map_or(0, |operations| operations.address).to_ne_bytes(),
+            abi: abi.words().iter().flat_map(|word| word.to_ne_bytes()).collect(),
             _ring: operations.map(|operations| operations.ring),
         }
     }
@@ -357,6 +380,7 @@ impl Constants {
             ("OFFSETS", (self.offsets.as_slice(), true)),
             ("SIGNAL_SKIP_MASK", (self.signal_skip_mask.as_slice(), true)),
             ("IO_URING_FOPS", (self.io_uring_fops.as_slice(), true)),
+            ("ABI", (self.abi.as_slice(), true)),
         ])
     }
 }
@@ -374,7 +398,7 @@ mod tests {
             iter_task: None,
             iter_task_file: None,
         };
-        let mask = u64::from_ne_bytes(Constants::new(&resolved, None).signal_skip_mask);
+        let mask = u64::from_ne_bytes(Constants::new(&resolved, None, &outlive_ebpf::abi::BRANCHES[0].abi).signal_skip_mask);
         let skipped = |signal: i32| mask >> (signal - 1) & 1 == 1;
         for signal in [libc::SIGKILL, libc::SIGTERM, libc::SIGINT, libc::SIGSTOP, libc::SIGCONT, libc::SIGABRT, libc::SIGSEGV] {
             assert!(!skipped(signal), "{signal}");

@@ -8,6 +8,7 @@
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "this is a test, with a harness of its own")]
 
 mod actors;
+mod asked;
 
 use std::collections::BTreeSet;
 use std::os::fd::AsRawFd as _;
@@ -15,6 +16,7 @@ use std::os::unix::net::UnixDatagram;
 use std::time::{Duration, Instant};
 
 use actors::{Actor, Device, Stand};
+use asked::Terminal;
 use outlive::event::{Action, Event, Hold, ProcessId, SignalResult, Via, What};
 use outlive::source::devices;
 use outlive::source::kernel::{Facts, Kernel, KernelError, Options, ScanPart};
@@ -53,6 +55,8 @@ type Step<'a> = (&'a str, &'a dyn Fn(&What) -> bool);
 /// What the tests share.
 struct Bench {
     stand: Stand,
+    /// Grants every request.
+    terminal: Terminal,
     /// Has had a device open since before anything was attached.
     early: Option<Actor>,
     kernel: Kernel,
@@ -62,7 +66,7 @@ struct Bench {
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     if arguments.iter().any(|argument| argument == "--list") {
-        TESTS.iter().for_each(|(name, _)| println!("{name}: test"));
+        asked::TESTS.iter().chain(TESTS).for_each(|(name, _)| println!("{name}: test"));
         return;
     }
     let facts = Facts::gather();
@@ -75,7 +79,7 @@ fn main() {
     let named: Vec<&String> = arguments.iter().filter(|argument| !argument.starts_with('-')).collect();
     let chosen = |name: &str| named.is_empty() || named.iter().any(|part| name.contains(part.as_str()));
     let mut failed = 0;
-    for (name, test) in TESTS.iter().filter(|(name, _)| chosen(name)) {
+    for (name, test) in asked::TESTS.iter().chain(TESTS).filter(|(name, _)| chosen(name)) {
         bench.start_over();
         let passed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| test(&mut bench))).is_ok();
         println!("test {name} ... {}", if passed { "ok" } else { "FAILED" });
@@ -90,16 +94,20 @@ impl Bench {
         let stand = Stand::new();
         let early = holder(&stand, Device::Zero);
         early.await_arrival();
-        let kernel = Kernel::for_watching(Options::new(devices::find(&stand.pattern()).unwrap())).unwrap();
+        let terminal = Terminal::new();
+        let mut options = Options::new(devices::find(&stand.pattern()).unwrap());
+        options.devices.push(terminal.node());
+        options.abi = Terminal::abi(options.abi);
+        let kernel = Kernel::for_watching(options).unwrap();
         for hook in kernel.hooks().iter().filter(|hook| !hook.attached) {
             assert_eq!(hook.why_not.as_deref(), Some("this kernel has no such tracepoint"), "{}", hook.name);
         }
         let attached = |name: &str| kernel.hooks().iter().any(|hook| hook.name == name && hook.attached);
-        for name in ["iter/task", "iter/task_file", "sched:sched_process_exit", "signal:signal_generate", "syscalls:sys_exit_openat"] {
+        for name in ["iter/task", "iter/task_file", "sched:sched_process_exit", "signal:signal_generate", "syscalls:sys_exit_openat", "syscalls:sys_exit_ioctl"] {
             assert!(attached(name), "{name}: {:?}", kernel.hooks());
         }
         assert!(kernel.watching_since().is_some());
-        Bench { stand, early: Some(early), kernel, events: Vec::new() }
+        Bench { stand, terminal, early: Some(early), kernel, events: Vec::new() }
     }
 
     fn start_over(&mut self) {

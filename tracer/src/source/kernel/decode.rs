@@ -7,7 +7,7 @@ use std::mem::{offset_of, size_of};
 
 use outlive_ebpf::record::{self, Kind, flag};
 
-use crate::event::{Action, BootNs, Dev, Event, Hold, ProcessId, ProcessInfo, SignalResult, Token, Via, What};
+use crate::event::{Action, BootNs, Dev, Event, Hold, ProcessId, ProcessInfo, Role, SignalResult, Token, Via, What};
 use crate::snapshot::TaskLine;
 
 /// `PF_FORKNOEXEC` (include/linux/sched.h): forked but never executed a program.
@@ -171,6 +171,7 @@ fn what(kind: Kind, bytes: &[u8], tokens: Tokens) -> Option<What> {
         Kind::SignalGenerate => generated(Record::sized::<record::Signal>(bytes)?),
         Kind::SignalDeliver => delivered(Record::sized::<record::Signal>(bytes)?),
         Kind::Open | Kind::Dup | Kind::Close | Kind::Sent | Kind::Received | Kind::Stolen => file(kind, bytes, tokens),
+        Kind::Rm => rm::granted(Record::sized::<record::Rm>(bytes)?, tokens).map(|rm| What::Rm(Box::new(rm))),
         Kind::Xid => xid(Record::sized::<record::Xid>(bytes)?),
         Kind::FilesChanged | Kind::Held | Kind::InFlight | Kind::IoUring => None,
     }
@@ -311,9 +312,15 @@ fn hold(record: Record<'_>, tokens: Tokens) -> Hold {
         from: None,
         opener: None,
         since: None,
-        role: None,
-        pins: None,
+        role: role(record),
+        pins: Some(tokens.of(get!(record, u64, File, pins))).filter(|token| *token != 0),
     }
+}
+
+/// What the driver made of the description, as far as the programs could read it.
+fn role(record: Record<'_>) -> Option<Role> {
+    let roles = [(flag::EXPORTED, Role::Exported), (flag::UVM_SPACE, Role::Space), (flag::UVM_MM, Role::SpaceMm)];
+    roles.into_iter().find(|(bit, _)| record.has(*bit)).map(|(_, role)| role)
 }
 
 fn xid(record: Record<'_>) -> Option<What> {
@@ -405,5 +412,6 @@ pub fn lost(at: BootNs, cause: &str, count: u64) -> Event {
     Event { at, what: What::Lost { cause: cause.to_owned(), count } }
 }
 
+mod rm;
 #[cfg(test)]
 mod tests;

@@ -42,6 +42,8 @@ const OPENED: &str = "who opened an NVIDIA file, and when";
 const PASSED: &str = "how a process came to an NVIDIA file that it did not open";
 const REAPED: &str = "when a zombie was collected, and by whom";
 
+const ASKED: &str = "how much memory each client allocated, who imported it, and what an exported handle keeps";
+
 /// Fork, exec and exit come first: what follows relies on their bookkeeping.
 pub(super) const ALL: &[Spec] = &[
     raw("sched_process_fork", "which processes inherited an NVIDIA file by fork"),
@@ -60,6 +62,8 @@ pub(super) const ALL: &[Spec] = &[
     call("sys_exit_fcntl", "duplicates of a descriptor between two scans"),
     call("sys_enter_close", "when a descriptor was closed"),
     some_call("sys_exit_close_range", "when descriptors were closed by close_range"),
+    call("sys_enter_ioctl", ASKED),
+    call("sys_exit_ioctl", ASKED),
     call("sys_exit_sendmsg", "who put an NVIDIA file into a unix socket"),
     call("sys_exit_sendmmsg", "who put an NVIDIA file into a unix socket"),
     call("sys_exit_recvmsg", PASSED),

@@ -200,7 +200,7 @@ fn create_maps(object: &Object, devices: &[DeviceNode]) -> Result<HashMap<String
         let failed = |source| KernelError::Map { map: name.clone(), source };
         let max_entries = match (definition.map_type(), name.as_str()) {
             (RINGBUF, _) => 4096,
-            (_, "TRACKED") => 1,
+            (_, "TRACKED" | "PENDING" | "CLIENTS" | "GPUS") => 1,
             _ => definition.max_entries(),
         };
         let shape = MapShape {
@@ -220,7 +220,7 @@ fn create_maps(object: &Object, devices: &[DeviceNode]) -> Result<HashMap<String
         }
         if name == "DEVICES" {
             for node in devices {
-                map.set(&node.dev.0.to_ne_bytes(), &1_u32.to_ne_bytes()).map_err(failed)?;
+                map.set(&node.dev.0.to_ne_bytes(), &super::number_of(node.node()).to_ne_bytes()).map_err(failed)?;
             }
         }
         maps.insert(name.clone(), map);

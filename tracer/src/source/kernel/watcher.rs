@@ -18,7 +18,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use super::hooks::{self, Attach, Spec};
-use super::{Constants, KernelError};
+use super::{Constants, KernelError, number_of};
 use crate::event::{DeviceNode, Hook, ProcessId};
 use crate::sys;
 
@@ -81,7 +81,7 @@ impl Watcher {
         // The programs name maps by descriptor until they are loaded, so all of these live to the end of this function.
         let mut known: HashMap<_, u32, u32> = take(&mut programs, "DEVICES")?;
         for node in devices {
-            known.insert(node.dev.0, 1, REPLACE).map_err(|error| map_error("DEVICES", &error))?;
+            known.insert(node.dev.0, number_of(node.node()), REPLACE).map_err(|error| map_error("DEVICES", &error))?;
         }
         // An object without log statements has no map for them: then there is nothing to pass on.
         let say = EbpfLogger::init(&mut programs).ok().map(|mut logger| {

@@ -1,0 +1,303 @@
+//! ioctl(fd, request, argument): `syscalls:sys_enter_ioctl`, `unsigned int fd` at offset 16, `unsigned int cmd` at 24,
+//! `unsigned long arg` at 32, and `syscalls:sys_exit_ioctl`; since 2.6.
+//!
+//! Most ioctls of a host are not about NVIDIA files and cost one look at the request's number. Of those that are, only what changes
+//! who owns or keeps memory goes on, and the first request that names a client which was there before. What is reported
+//! was granted, and its arguments were the same at entry and after the return ([`outlive_ebpf::ioctl`]).
+
+use core::ffi::c_long;
+
+use aya_ebpf::{
+    helpers::generated::bpf_get_current_pid_tgid,
+    macros::{map, tracepoint},
+    maps::{HashMap, LruHashMap},
+    programs::TracePointContext,
+};
+use outlive_ebpf::{
+    ioctl::{self, Done, Pending, Refused, ask, missed, node, op},
+    limits::{CLIENTS_MAX, GPUS_MAX, OBJECTS_MAX, PENDING_MAX},
+    record::{Kind, Rm, flag},
+};
+
+use super::{field, returned};
+use crate::{
+    files::{Table, nvidia_at, node_of},
+    kernel::{self, Memory, Registers, Typed, UserReads, repeat},
+    ring::{self, fill},
+    task::Task,
+    tracked::{self, Current},
+};
+
+/// By thread: the request that it is making.
+#[map]
+static PENDING: HashMap<u64, Pending> = HashMap::with_max_entries(PENDING_MAX, 0);
+
+/// A client, as named through a description.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Named {
+    file: u64,
+    client: u64,
+}
+
+/// Clients that have been told of.
+#[map]
+static CLIENTS: LruHashMap<Named, u32> = LruHashMap::with_max_entries(CLIENTS_MAX, 0);
+
+/// GPU ids that have been told of, with their device instances.
+#[map]
+static GPUS: HashMap<u32, u32> = HashMap::with_max_entries(GPUS_MAX, 0);
+
+#[tracepoint]
+pub(crate) fn sys_enter_ioctl(ctx: TracePointContext) -> u32 {
+    let request = field::<u64>(&ctx, 24) as u32;
+    if !ioctl::may_matter(request, kernel::abi_xfer()) {
+        return 0;
+    }
+    let Some(user) = tracked::current_gpu_user() else {
+        return 0;
+    };
+    let fd = field::<u64>(&ctx, 16) as u32;
+    let Some((file, dev)) = nvidia_at(user.task, fd) else {
+        return 0;
+    };
+    enter(user, file.0.address(), dev, request, field(&ctx, 32));
+    0
+}
+
+#[inline(always)]
+fn enter(user: Current, file: u64, dev: u32, request: u32, argument: u64) {
+    let node = node_of(dev);
+    if node == node::OTHER {
+        return;
+    }
+    if Registers::of(Typed::current()).is_32_bit() {
+        miss(user.task, file, dev, missed::COMPAT);
+        return;
+    }
+    let mut pending = Pending::default();
+    if understand(node, request, argument, &mut pending).is_none() {
+        (pending.ask, pending.address, pending.params) = (ask::UNREAD, argument, u64::from(request));
+        (pending.client, pending.matters) = (0, 1);
+    }
+    // A client can only be used through the description that owns it, so whatever names it there proves that it is there.
+    if node == node::CONTROL && pending.client != 0 {
+        let named = Named {
+            file,
+            client: u64::from(pending.client),
+        };
+        pending.names = u32::from(!is_known(&named));
+    }
+    if pending.matters | pending.names == 0 {
+        return;
+    }
+    (pending.file, pending.dev) = (file, dev);
+    if PENDING.insert(thread(), pending, 0).is_err() {
+        miss(user.task, file, dev, missed::TOO_MANY);
+    }
+}
+
+/// None: it cannot be read.
+#[inline(always)]
+fn understand(node: u32, request: u32, argument: u64, pending: &mut Pending) -> Option<()> {
+    let abi = kernel::abi();
+    let call = ioctl::unwrap(&UserReads, &abi, node, request, argument)?;
+    ioctl::begin(&UserReads, &abi, node, call, pending)
+}
+
+#[tracepoint]
+pub(crate) fn sys_exit_ioctl(ctx: TracePointContext) -> u32 {
+    let request = Registers::of(Typed::current()).second() as u32;
+    if !ioctl::may_matter(request, kernel::abi_xfer()) {
+        return 0;
+    }
+    let thread = thread();
+    // SAFETY: only this thread adds and removes this entry.
+    let Some(pending) = (unsafe { PENDING.get(thread) }).copied() else {
+        return 0;
+    };
+    let _removed = PENDING.remove(thread);
+    if returned(&ctx) < 0 {
+        return 0;
+    }
+    if pending.ask == ask::UNREAD {
+        unread(&pending);
+        return 0;
+    }
+    let mut state = State {
+        pending,
+        done: Done::default(),
+        other: 0,
+    };
+    leave(&mut state);
+    0
+}
+
+/// A granted request that could not be read at entry: if it turns out to be one that matters, it was missed.
+#[inline(always)]
+fn unread(pending: &Pending) {
+    let mut now = Pending::default();
+    let readable = understand(node_of(pending.dev), pending.params as u32, pending.address, &mut now).is_some();
+    if !readable || now.matters != 0 {
+        miss(Task::current(), pending.file, pending.dev, missed::UNREADABLE);
+    }
+}
+
+/// A granted request, for the loop over its objects.
+struct State {
+    pending: Pending,
+    done: Done,
+    other: u64,
+}
+
+#[inline(always)]
+fn leave(state: &mut State) {
+    let task = Task::current();
+    let (file, dev) = (state.pending.file, state.pending.dev);
+    let abi = kernel::abi();
+    match ioctl::finish(&UserReads, &abi, &state.pending, &mut state.done) {
+        Ok(()) => {}
+        Err(Refused::Failed) => return,
+        Err(why) => {
+            miss(task, file, dev, why as u32);
+            return;
+        }
+    }
+    if state.pending.names != 0 {
+        let named = Named {
+            file,
+            client: u64::from(state.pending.client),
+        };
+        remember(&named);
+        let known = Done {
+            op: op::KNOWN,
+            client: state.pending.client,
+            ..Done::default()
+        };
+        send(file, dev, &known, 0);
+    }
+    match state.done.op {
+        0 => return,
+        op::CLIENT => remember(&Named {
+            file,
+            client: u64::from(state.done.client),
+        }),
+        op::FREE if state.done.object == state.done.client => forget(&Named {
+            file,
+            client: u64::from(state.done.client),
+        }),
+        op::GPU if is_told(state.done.object, state.done.detail) => return,
+        op::REGISTER | op::EXPORT | op::IMPORT | op::SPACE_MM => {
+            state.other = nvidia_at(task, state.done.fd as u32).map_or(0, |(file, _)| file.0.address());
+        }
+        op::EXPORT_DMA_BUF => {
+            let file = Table::of(task).and_then(|table| table.file(state.done.fd as u32));
+            state.other = file.map_or(0, |file| file.0.address());
+        }
+        _ => {}
+    }
+    if state.done.fd >= 0 && state.other == 0 {
+        miss(task, file, dev, missed::NO_FILE);
+        return;
+    }
+    if state.done.list == 0 {
+        send(file, dev, &state.done, state.other);
+        return;
+    }
+    if state.done.count > OBJECTS_MAX {
+        miss(task, file, dev, missed::TOO_LONG);
+    }
+    repeat(OBJECTS_MAX, each_object, state);
+}
+
+/// Reports one object of a list. Returns 1 to stop.
+unsafe extern "C" fn each_object(index: u32, state: *mut State) -> c_long {
+    // SAFETY: the state that `leave` passed, which outlives the loop.
+    let state = unsafe { &mut *state };
+    if index >= state.done.count {
+        return 1;
+    }
+    let place = state.done.list.wrapping_add(u64::from(index) * 4);
+    let Some(object) = ioctl::UserMemory::u32(&UserReads, place) else {
+        miss(Task::current(), state.pending.file, state.pending.dev, missed::UNREADABLE);
+        return 1;
+    };
+    // 0 leaves the place in the list as it was.
+    if object != 0 {
+        state.done.object = object;
+        send(state.pending.file, state.pending.dev, &state.done, state.other);
+    }
+    0
+}
+
+/// Reports a granted request that is not believed.
+#[inline(always)]
+fn miss(_task: Task<Typed>, file: u64, dev: u32, why: u32) {
+    let done = Done {
+        op: op::MISSED,
+        detail: why,
+        ..Done::default()
+    };
+    send(file, dev, &done, 0);
+}
+
+#[inline(always)]
+fn send(file: u64, dev: u32, done: &Done, other: u64) {
+    let task = Task::current();
+    ring::send::<Rm>(|place| {
+        fill!(
+            place,
+            Rm {
+                header: ring::header::<Rm>(Kind::Rm, flag::GPU_USER, task.thread(), task.comm()),
+                file: file,
+                other: other,
+                bytes: done.bytes,
+                base: done.base,
+                dev: dev,
+                op: done.op,
+                client: done.client,
+                parent: done.parent,
+                object: done.object,
+                class: done.class,
+                from_client: done.from_client,
+                from_object: done.from_object,
+                detail: done.detail,
+                pad: 0,
+            }
+        );
+    });
+}
+
+#[inline(always)]
+fn is_known(named: &Named) -> bool {
+    // SAFETY: only the presence of the key is used.
+    unsafe { CLIENTS.get(named) }.is_some()
+}
+
+#[inline(always)]
+fn remember(named: &Named) {
+    let _full = CLIENTS.insert(named, 1, 0);
+}
+
+#[inline(always)]
+fn forget(named: &Named) {
+    let _absent = CLIENTS.remove(named);
+}
+
+/// This GPU's instance has been told; remembers it otherwise.
+#[inline(always)]
+fn is_told(gpu: u32, device: u32) -> bool {
+    // SAFETY: entries are never removed.
+    let told = unsafe { GPUS.get(gpu) }.copied() == Some(device);
+    if !told {
+        let _full = GPUS.insert(gpu, device, 0);
+    }
+    told
+}
+
+/// The running thread: both of its ids.
+#[inline(always)]
+fn thread() -> u64 {
+    // SAFETY: takes nothing, always answers.
+    unsafe { bpf_get_current_pid_tgid() }
+}

@@ -1,0 +1,669 @@
+//! What a request to the driver says: read once at entry and again after it returned, believed only when both agree and the
+//! driver's status says that it was done.
+//!
+//! Always true: pure (all reading goes through [`UserMemory`]), so the programs and their twin in user-space tests run the same
+//! code. Every address and length comes from a hostile process; nothing is assumed of what is read.
+//!
+//! [`begin`] at entry, [`finish`] at return. Layouts: [`crate::abi`]. Functions are inlined because the verifier checks a program
+//! as one.
+
+use crate::abi::{Abi, class, control, rm, uvm};
+
+/// What kind of NVIDIA file a device number is: the value in the `DEVICES` map.
+pub mod node {
+    /// Something else under an NVIDIA name (modeset, caps, ...).
+    pub const OTHER: u32 = 1;
+    /// /dev/nvidiactl.
+    pub const CONTROL: u32 = 2;
+    /// /dev/nvidiaN.
+    pub const GPU: u32 = 3;
+    /// /dev/nvidia-uvm.
+    pub const UVM: u32 = 4;
+}
+
+/// The requests that are looked at; stable only within one build of both sides.
+pub mod ask {
+    /// RM_ALLOC with NVOS64.
+    pub const ALLOC: u32 = 1;
+    /// RM_ALLOC with NVOS21.
+    pub const ALLOC_SHORT: u32 = 2;
+    /// RM_FREE.
+    pub const FREE: u32 = 3;
+    /// RM_CONTROL.
+    pub const CONTROL: u32 = 4;
+    /// RM_DUP_OBJECT.
+    pub const DUP: u32 = 5;
+    /// RM_SHARE.
+    pub const SHARE: u32 = 6;
+    /// RM_VID_HEAP_CONTROL.
+    pub const VID_HEAP: u32 = 7;
+    /// REGISTER_FD.
+    pub const REGISTER: u32 = 9;
+    /// EXPORT_TO_DMABUF_FD.
+    pub const DMA_BUF: u32 = 10;
+    /// UVM_INITIALIZE.
+    pub const UVM_INITIALIZE: u32 = 11;
+    /// UVM_MM_INITIALIZE.
+    pub const UVM_MM: u32 = 12;
+    /// UVM_REGISTER_GPU.
+    pub const UVM_GPU: u32 = 13;
+    /// UVM_MAP_EXTERNAL_ALLOCATION.
+    pub const UVM_MAP: u32 = 14;
+    /// UVM_FREE.
+    pub const UVM_FREE: u32 = 15;
+    /// UVM_UNMAP_EXTERNAL.
+    pub const UVM_UNMAP: u32 = 16;
+    /// A request of a known number and an unknown size: if the driver grants it, our table is wrong.
+    pub const WRONG_SIZE: u32 = 17;
+    /// A request that could not be read at entry: `params` is the request, `address` its argument.
+    pub const UNREAD: u32 = 18;
+}
+
+/// What a record of a granted request says happened ([`crate::record::Rm::op`]). Never reuse a number.
+pub mod op {
+    /// A client was made.
+    pub const CLIENT: u32 = 1;
+    /// A client that was not known is named.
+    pub const KNOWN: u32 = 2;
+    /// An object without memory of its own.
+    pub const OBJECT: u32 = 3;
+    /// GPU memory.
+    pub const MEMORY: u32 = 4;
+    /// An object was freed.
+    pub const FREE: u32 = 5;
+    /// Another reference to an object.
+    pub const DUP: u32 = 6;
+    /// An object was offered to others.
+    pub const SHARE: u32 = 7;
+    /// A /dev/nvidiaN keeps a /dev/nvidiactl.
+    pub const REGISTER: u32 = 8;
+    /// An object was exported to a /dev/nvidiactl.
+    pub const EXPORT: u32 = 9;
+    /// An object was exported to a dma-buf.
+    pub const EXPORT_DMA_BUF: u32 = 10;
+    /// An object was imported from a descriptor.
+    pub const IMPORT: u32 = 11;
+    /// A UVM address space.
+    pub const SPACE: u32 = 12;
+    /// A UVM description that keeps an address space.
+    pub const SPACE_MM: u32 = 13;
+    /// A GPU of an address space.
+    pub const SPACE_GPU: u32 = 14;
+    /// An object is mapped.
+    pub const MAP: u32 = 15;
+    /// A mapping is gone.
+    pub const UNMAP: u32 = 16;
+    /// A GPU's id and device instance.
+    pub const GPU: u32 = 17;
+    /// A granted request that could not be understood or believed: `detail` is one of [`super::missed`].
+    pub const MISSED: u32 = 18;
+}
+
+/// Why a granted request is not believed. Never reuse a number.
+pub mod missed {
+    /// The arguments could not be read after the return.
+    pub const UNREADABLE: u32 = 1;
+    /// The arguments changed while the request was under way.
+    pub const CHANGED: u32 = 2;
+    /// The arguments are not laid out as the ABI table says.
+    pub const UNKNOWN: u32 = 3;
+    /// A 32-bit caller.
+    pub const COMPAT: u32 = 4;
+    /// Too many requests were under way.
+    pub const TOO_MANY: u32 = 5;
+    /// A descriptor in the arguments no longer named a file.
+    pub const NO_FILE: u32 = 6;
+    /// A list was longer than what is looked at.
+    pub const TOO_LONG: u32 = 7;
+}
+
+/// Reads the memory of the process that asked.
+pub trait UserMemory {
+    /// Four bytes; None when they cannot be read.
+    fn u32(&self, address: u64) -> Option<u32>;
+    /// Eight bytes.
+    fn u64(&self, address: u64) -> Option<u64>;
+    /// 16 bytes.
+    fn two(&self, address: u64) -> Option<[u64; 2]>;
+    /// 24 bytes.
+    fn three(&self, address: u64) -> Option<[u64; 3]>;
+}
+
+/// A request between entry and return.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pending {
+    /// `struct file` address; set by the caller.
+    pub file: u64,
+    /// Where the arguments are.
+    pub address: u64,
+    /// The arguments' words that must be the same after the return.
+    pub words: [u64; 3],
+    /// Address of the nested parameters, or a fourth word.
+    pub params: u64,
+    /// Bytes that were asked for.
+    pub bytes: u64,
+    /// [`ask`].
+    pub ask: u32,
+    /// Device number; set by the caller.
+    pub dev: u32,
+    /// The client that the request names, 0 for none.
+    pub client: u32,
+    /// 1 when `client` is named through this description for the first time; set by the caller.
+    pub names: u32,
+    /// 1 when the request itself matters; else only that it names a client.
+    pub matters: u32,
+    /// Explicit padding.
+    pub pad: u32,
+}
+
+/// What was done.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Done {
+    /// [`op`]; 0: nothing beyond that a client was named.
+    pub op: u32,
+    /// Client.
+    pub client: u32,
+    /// Parent.
+    pub parent: u32,
+    /// Object; GPU id for [`op::GPU`].
+    pub object: u32,
+    /// RM class.
+    pub class: u32,
+    /// Client of the original, for [`op::DUP`].
+    pub from_client: u32,
+    /// The original, for [`op::DUP`].
+    pub from_object: u32,
+    /// A descriptor of the process that names the other description, or -1.
+    pub fd: i32,
+    /// Bytes; first half of a UUID; flags of a space; length of a mapping.
+    pub bytes: u64,
+    /// Address of a mapping; second half of a UUID.
+    pub base: u64,
+    /// Device instance; whom an object was offered to; one of [`missed`].
+    pub detail: u32,
+    /// Objects in the list at `list`, when there is one.
+    pub count: u32,
+    /// Address of a list of objects that are all meant, or 0: then `object` is the only one.
+    pub list: u64,
+}
+
+const _: () = {
+    use core::mem::size_of;
+    assert!(size_of::<Pending>() == 80 && size_of::<Done>() == 64);
+};
+
+/// Why a return is not an event.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// The driver did not do it.
+    Failed = 0,
+    /// The arguments could not be read after the return.
+    Unreadable = missed::UNREADABLE,
+    /// The arguments are not those of the entry.
+    Changed = missed::CHANGED,
+    /// The driver granted what this ABI table does not know.
+    Unknown = missed::UNKNOWN,
+}
+
+/// Device instance is not known.
+pub const NO_DEVICE: u32 = u32::MAX;
+/// How much more than was asked for the driver may give by rounding up: the largest page of any GPU (512 MiB).
+const ROUNDING_MAX: u64 = 512 << 20;
+/// `NVOS32_FUNCTION_ALLOC_SIZE` and `NVOS32_FUNCTION_FREE`.
+const VID_HEAP_ALLOC_SIZE: u32 = 2;
+const VID_HEAP_FREE: u32 = 3;
+/// `NVOS32_ALLOC_FLAGS_VIRTUAL`: address space only.
+const FLAG_VIRTUAL: u32 = 0x0008_0000;
+/// `NVOS32_ATTR_LOCATION`, bits 26:25; `_PCI` is 1: memory of the host.
+const ATTR_LOCATION_SHIFT: u32 = 25;
+const LOCATION_PCI: u32 = 1;
+/// `NV0000_CTRL_OS_UNIX_EXPORT_OBJECT_TO_FD_FLAGS_EMPTY_FD`: nothing is exported yet.
+const EMPTY_FD: u32 = 1;
+/// `NV0000_CTRL_OS_UNIX_EXPORT_OBJECT_TYPE_RM`.
+const EXPORT_TYPE_RM: u32 = 1;
+
+/// An address in hostile hands may wrap.
+#[inline(always)]
+const fn at(address: u64, offset: u64) -> u64 {
+    address.wrapping_add(offset)
+}
+/// Low half of a word: what lies at the lower address.
+#[inline(always)]
+const fn low(word: u64) -> u32 {
+    word as u32
+}
+/// High half.
+#[inline(always)]
+const fn high(word: u64) -> u32 {
+    (word >> 32) as u32
+}
+
+/// Can a request with this number be one that matters? Asked of every ioctl on the host, so it must be cheap.
+#[inline(always)]
+#[must_use]
+pub const fn may_matter(request: u32, xfer: u32) -> bool {
+    const NUMBERS: [u64; 4] = {
+        let mut bits = [0_u64; 4];
+        let numbers = [
+            rm::FREE, rm::CONTROL, rm::ALLOC, rm::DUP_OBJECT, rm::SHARE, rm::VID_HEAP_CONTROL,
+            rm::REGISTER_FD, rm::EXPORT_TO_DMABUF_FD, uvm::MAP_EXTERNAL_ALLOCATION, uvm::FREE, uvm::REGISTER_GPU,
+            uvm::UNMAP_EXTERNAL, uvm::MM_INITIALIZE,
+        ];
+        let mut at = 0;
+        while at < numbers.len() {
+            bits[(numbers[at] / 64) as usize] |= 1 << (numbers[at] % 64);
+            at += 1;
+        }
+        bits
+    };
+    let number = request & 0xff;
+    // Not an index: the verifier takes four comparisons more easily than a table.
+    let bits = if number < 64 {
+        NUMBERS[0]
+    } else if number < 128 {
+        NUMBERS[1]
+    } else if number < 192 {
+        NUMBERS[2]
+    } else {
+        NUMBERS[3]
+    };
+    bits >> (number % 64) & 1 != 0 || request == uvm::INITIALIZE || number == xfer
+}
+
+/// A request, unwrapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Call {
+    /// Its number (RM: `_IOC_NR`; UVM: the whole request).
+    pub number: u32,
+    /// Bytes of arguments (RM).
+    pub size: u32,
+    /// Where they are.
+    pub address: u64,
+}
+
+/// Takes a request apart and out of its wrapping. None: the wrapping cannot be read.
+#[inline(always)]
+pub fn unwrap(memory: &impl UserMemory, abi: &Abi, node: u32, request: u32, address: u64) -> Option<Call> {
+    if node == node::UVM {
+        return Some(Call { number: request, size: 0, address });
+    }
+    let (number, size) = (request & 0xff, request >> 16 & 0x3fff);
+    if number != abi.xfer || size != abi.xfer_size {
+        return Some(Call { number, size, address });
+    }
+    let [inner, address] = memory.two(address)?;
+    Some(Call { number: low(inner), size: high(inner), address })
+}
+
+/// Which request it is, by its number, the file and the size of its arguments. 0: none of interest.
+#[inline(always)]
+fn which(abi: &Abi, node: u32, call: Call) -> u32 {
+    let Call { number, size, .. } = call;
+    if node == node::UVM {
+        return match number {
+            uvm::INITIALIZE => ask::UVM_INITIALIZE,
+            uvm::MM_INITIALIZE => ask::UVM_MM,
+            uvm::REGISTER_GPU => ask::UVM_GPU,
+            uvm::MAP_EXTERNAL_ALLOCATION => ask::UVM_MAP,
+            uvm::FREE => ask::UVM_FREE,
+            uvm::UNMAP_EXTERNAL => ask::UVM_UNMAP,
+            _ => 0,
+        };
+    }
+    let (ask, right) = match number {
+        rm::ALLOC if size == 32 => (ask::ALLOC_SHORT, true),
+        rm::ALLOC => (ask::ALLOC, size == 48),
+        rm::FREE => (ask::FREE, size == 16),
+        rm::CONTROL => (ask::CONTROL, size == 32),
+        rm::DUP_OBJECT => (ask::DUP, size == 28),
+        rm::SHARE => (ask::SHARE, size == 24),
+        rm::VID_HEAP_CONTROL => (ask::VID_HEAP, size == 184),
+        rm::REGISTER_FD => (ask::REGISTER, size == 4),
+        rm::EXPORT_TO_DMABUF_FD => (ask::DMA_BUF, size == abi.dma_buf),
+        _ => return 0,
+    };
+    if right { ask } else { ask::WRONG_SIZE }
+}
+
+/// At entry: what will have to be looked at after the return, into `pending`, which is empty; `matters` and `client` 0: nothing.
+/// None: the arguments cannot be read, which need not keep the driver from reading them, because it may wait for the page.
+#[inline(always)]
+pub fn begin(memory: &impl UserMemory, abi: &Abi, node: u32, call: Call, pending: &mut Pending) -> Option<()> {
+    let ask = which(abi, node, call);
+    let address = call.address;
+    (pending.ask, pending.address, pending.matters) = (ask, address, 1);
+    match ask {
+        ask::ALLOC | ask::ALLOC_SHORT => {
+            pending.words = memory.three(address)?;
+            pending.params = pending.words[2];
+            pending.client = low(pending.words[0]);
+            match high(pending.words[1]) {
+                class::ROOT | class::ROOT_NON_PRIV | class::ROOT_CLIENT => pending.client = 0,
+                class::MEMORY_LOCAL_USER => pending.bytes = memory.u64(at(pending.params, 64))?,
+                class::DEVICE | class::SUBDEVICE | class::MEMORY_FABRIC | class::MEMORY_EXPORT => {}
+                class::FABRIC_IMPORTED_REF | class::FABRIC_IMPORT_V2 | class::MULTICAST_FABRIC => {}
+                _ => pending.matters = 0,
+            }
+        }
+        ask::FREE => {
+            let words = memory.two(address)?;
+            pending.words = [words[0], u64::from(low(words[1])), 0];
+            pending.client = low(words[0]);
+        }
+        ask::CONTROL => {
+            pending.words = memory.three(address)?;
+            pending.params = pending.words[2];
+            pending.client = low(pending.words[0]);
+            pending.matters = matters(low(pending.words[1]));
+        }
+        ask::DUP | ask::SHARE => {
+            pending.words = memory.three(address)?;
+            if ask == ask::SHARE {
+                // The status comes back in the last word.
+                pending.words[2] = u64::from(low(pending.words[2]));
+            }
+            pending.client = low(pending.words[0]);
+        }
+        ask::VID_HEAP => {
+            let words = memory.two(address)?;
+            pending.words = [words[0], words[1], memory.u64(at(address, 40))?];
+            pending.client = low(words[0]);
+            match low(words[1]) {
+                VID_HEAP_ALLOC_SIZE => pending.bytes = memory.u64(at(address, 88))?,
+                VID_HEAP_FREE => {}
+                _ => pending.matters = 0,
+            }
+        }
+        ask::REGISTER | ask::UVM_MM => pending.words[0] = u64::from(memory.u32(address)?),
+        ask::DMA_BUF => {
+            let words = memory.two(address)?;
+            // The descriptor, in the low half, is made by the driver.
+            pending.words = [u64::from(high(words[0])), words[1], 0];
+            pending.client = high(words[0]);
+        }
+        ask::UVM_INITIALIZE | ask::UVM_FREE | ask::UVM_UNMAP => pending.words[0] = memory.u64(address)?,
+        ask::UVM_GPU => {
+            let words = memory.two(address)?;
+            pending.words = [words[0], words[1], 0];
+        }
+        ask::UVM_MAP => {
+            let (words, tail) = (memory.two(address)?, memory.two(at(address, u64::from(abi.uvm_map_tail)))?);
+            pending.words = [words[0], words[1], tail[0]];
+            pending.params = u64::from(low(tail[1]));
+        }
+        ask::WRONG_SIZE => {}
+        _ => pending.matters = 0,
+    }
+    Some(())
+}
+
+/// 1 when a control command matters.
+#[inline(always)]
+const fn matters(command: u32) -> u32 {
+    matches!(
+        command,
+        control::GPU_GET_ID_INFO
+            | control::GPU_GET_ID_INFO_V2
+            | control::EXPORT_OBJECT_TO_FD
+            | control::IMPORT_OBJECT_FROM_FD
+            | control::EXPORT_OBJECTS_TO_FD
+            | control::IMPORT_OBJECTS_FROM_FD
+    ) as u32
+}
+
+/// After the return (which was not an error): what was done.
+///
+/// # Errors
+/// The driver's status says no; or the arguments cannot be read, are not those of the entry, or are not understood.
+#[inline(always)]
+pub fn finish(memory: &impl UserMemory, abi: &Abi, pending: &Pending, done: &mut Done) -> Result<(), Refused> {
+    done.fd = -1;
+    done.client = pending.client;
+    match pending.ask {
+        ask::ALLOC => allocated(memory, pending, 40, done),
+        ask::ALLOC_SHORT => allocated(memory, pending, 28, done),
+        ask::FREE => freed(memory, pending, done),
+        ask::CONTROL => controlled(memory, pending, done),
+        ask::DUP => duplicated(memory, pending, done),
+        ask::SHARE => shared(memory, pending, done),
+        ask::VID_HEAP => vid_heap(memory, pending, done),
+        ask::REGISTER => registered(memory, pending, done),
+        ask::DMA_BUF => dma_buf(memory, abi, pending, done),
+        ask::UVM_INITIALIZE | ask::UVM_MM | ask::UVM_GPU | ask::UVM_MAP | ask::UVM_FREE | ask::UVM_UNMAP => {
+            unified(memory, abi, pending, done)
+        }
+        _ => Err(Refused::Unknown),
+    }
+}
+
+/// Not readable any more.
+#[inline(always)]
+fn read<T>(value: Option<T>) -> Result<T, Refused> {
+    value.ok_or(Refused::Unreadable)
+}
+
+/// The driver did it.
+#[inline(always)]
+fn granted(status: Option<u32>) -> Result<(), Refused> {
+    if read(status)? == rm::OK { Ok(()) } else { Err(Refused::Failed) }
+}
+
+/// It is as it was at entry.
+#[inline(always)]
+fn same(unchanged: bool) -> Result<(), Refused> {
+    if unchanged { Ok(()) } else { Err(Refused::Changed) }
+}
+
+/// A handle that the driver chooses when 0 is passed.
+#[inline(always)]
+const fn chosen(before: u32, after: u32) -> bool {
+    before == after || (before == 0 && after != 0)
+}
+
+/// Rounded up by no more than a page of any size.
+#[inline(always)]
+const fn rounded(before: u64, after: u64) -> bool {
+    after >= before && after - before < ROUNDING_MAX
+}
+
+#[inline(always)]
+fn allocated(memory: &impl UserMemory, p: &Pending, status: u64, done: &mut Done) -> Result<(), Refused> {
+    granted(memory.u32(at(p.address, status)))?;
+    let words = read(memory.three(p.address))?;
+    let (class_before, class_after) = (high(p.words[1]), high(words[1]));
+    let object = low(words[1]);
+    let is_root = |class| matches!(class, class::ROOT | class::ROOT_NON_PRIV | class::ROOT_CLIENT);
+    if is_root(class_before) {
+        same(is_root(class_after) && words[2] == p.words[2] && object != 0)?;
+        (done.op, done.client, done.object, done.class) = (op::CLIENT, object, object, class::ROOT_CLIENT);
+        return Ok(());
+    }
+    let alike = words[0] == p.words[0] && words[2] == p.words[2] && class_after == class_before;
+    same(alike && chosen(low(p.words[1]), object))?;
+    if p.matters == 0 {
+        return Ok(());
+    }
+    (done.op, done.parent, done.object, done.class) = (op::OBJECT, high(words[0]), object, class_after);
+    done.detail = NO_DEVICE;
+    match class_after {
+        class::MEMORY_LOCAL_USER => {
+            // The driver writes the rounded size back (video_mem.c).
+            let bytes = read(memory.u64(at(p.params, 64)))?;
+            same(rounded(p.bytes, bytes))?;
+            (done.op, done.bytes) = (op::MEMORY, bytes);
+            Ok(())
+        }
+        class::MEMORY_FABRIC if p.params != 0 => {
+            // Address space for memory that it references: `map.hVidMem` (mem_fabric.c). None: nothing is referenced yet.
+            let of = read(memory.u32(at(p.params, 40)))?;
+            if of != 0 {
+                (done.op, done.from_client, done.from_object) = (op::DUP, done.client, of);
+            }
+            Ok(())
+        }
+        class::DEVICE if p.params != 0 => {
+            done.detail = read(memory.u32(p.params))?;
+            Ok(())
+        }
+        // Without parameters: the first.
+        class::DEVICE => {
+            done.detail = 0;
+            Ok(())
+        }
+        _ => Ok(()),
+    }
+}
+
+#[inline(always)]
+fn freed(memory: &impl UserMemory, p: &Pending, done: &mut Done) -> Result<(), Refused> {
+    let words = read(memory.two(p.address))?;
+    granted(Some(high(words[1])))?;
+    same(words[0] == p.words[0] && u64::from(low(words[1])) == p.words[1])?;
+    (done.op, done.parent, done.object) = (op::FREE, high(words[0]), low(words[1]));
+    Ok(())
+}
+
+#[inline(always)]
+fn duplicated(memory: &impl UserMemory, p: &Pending, done: &mut Done) -> Result<(), Refused> {
+    granted(memory.u32(at(p.address, 24)))?;
+    let words = read(memory.three(p.address))?;
+    let object = low(words[1]);
+    let alike = words[0] == p.words[0] && high(words[1]) == high(p.words[1]) && words[2] == p.words[2];
+    same(alike && chosen(low(p.words[1]), object))?;
+    (done.op, done.parent, done.object) = (op::DUP, high(words[0]), object);
+    (done.from_client, done.from_object) = (high(words[1]), low(words[2]));
+    Ok(())
+}
+
+#[inline(always)]
+fn shared(memory: &impl UserMemory, p: &Pending, done: &mut Done) -> Result<(), Refused> {
+    let words = read(memory.three(p.address))?;
+    granted(Some(high(words[2])))?;
+    same(words[0] == p.words[0] && words[1] == p.words[1] && u64::from(low(words[2])) == p.words[2])?;
+    // target@8 accessMask@12 type@16 (16 bits).
+    (done.op, done.object, done.detail) = (op::SHARE, high(words[0]), low(words[2]) & 0xffff);
+    Ok(())
+}
+
+#[inline(always)]
+fn vid_heap(memory: &impl UserMemory, p: &Pending, done: &mut Done) -> Result<(), Refused> {
+    granted(memory.u32(at(p.address, 20)))?;
+    let words = read(memory.two(p.address))?;
+    let named = read(memory.u64(at(p.address, 40)))?;
+    let (before, after) = (high(p.words[2]), high(named));
+    // Without NVOS32_ALLOC_FLAGS_MEMORY_HANDLE_PROVIDED the driver replaces whatever handle was passed.
+    let allocates = low(words[1]) == VID_HEAP_ALLOC_SIZE;
+    same(words[0] == p.words[0] && low(words[1]) == low(p.words[1]) && (allocates || before == after))?;
+    if p.matters == 0 {
+        return Ok(());
+    }
+    (done.parent, done.object) = (high(words[0]), after);
+    if low(words[1]) == VID_HEAP_FREE {
+        done.op = op::FREE;
+        return Ok(());
+    }
+    let bytes = read(memory.u64(at(p.address, 88)))?;
+    same(rounded(p.bytes, bytes))?;
+    let (flags, attributes) = (read(memory.u32(at(p.address, 52)))?, read(memory.u32(at(p.address, 56)))?);
+    if flags & FLAG_VIRTUAL == 0 && attributes >> ATTR_LOCATION_SHIFT & 3 != LOCATION_PCI {
+        (done.op, done.class, done.bytes) = (op::MEMORY, class::MEMORY_LOCAL_USER, bytes);
+    }
+    Ok(())
+}
+
+#[inline(always)]
+fn registered(memory: &impl UserMemory, p: &Pending, done: &mut Done) -> Result<(), Refused> {
+    let fd = read(memory.u32(p.address))?;
+    same(u64::from(fd) == p.words[0])?;
+    (done.op, done.fd) = (op::REGISTER, fd as i32);
+    Ok(())
+}
+
+#[inline(always)]
+fn dma_buf(memory: &impl UserMemory, abi: &Abi, p: &Pending, done: &mut Done) -> Result<(), Refused> {
+    granted(memory.u32(at(p.address, u64::from(abi.dma_buf_status))))?;
+    let words = read(memory.two(p.address))?;
+    same(u64::from(high(words[0])) == p.words[0] && words[1] == p.words[1])?;
+    (done.op, done.fd, done.count) = (op::EXPORT_DMA_BUF, low(words[0]) as i32, high(words[1]));
+    done.list = at(p.address, u64::from(abi.dma_buf_handles));
+    Ok(())
+}
+
+#[inline(always)]
+fn controlled(memory: &impl UserMemory, p: &Pending, done: &mut Done) -> Result<(), Refused> {
+    granted(memory.u32(at(p.address, 28)))?;
+    let words = read(memory.three(p.address))?;
+    same(words[0] == p.words[0] && words[1] == p.words[1] && words[2] == p.words[2])?;
+    match low(words[1]) {
+        control::GPU_GET_ID_INFO | control::GPU_GET_ID_INFO_V2 => {
+            (done.op, done.object) = (op::GPU, read(memory.u32(p.params))?);
+            done.detail = read(memory.u32(at(p.params, 8)))?;
+        }
+        control::EXPORT_OBJECT_TO_FD => {
+            let (object, to) = (read(memory.two(p.params))?, read(memory.u64(at(p.params, 16)))?);
+            if low(object[0]) == EXPORT_TYPE_RM && high(to) & EMPTY_FD == 0 {
+                (done.op, done.parent, done.object, done.fd) = (op::EXPORT, low(object[1]), high(object[1]), low(to) as i32);
+            }
+        }
+        control::IMPORT_OBJECT_FROM_FD => {
+            let (from, object) = (read(memory.two(p.params))?, read(memory.u32(at(p.params, 16)))?);
+            if high(from[0]) == EXPORT_TYPE_RM {
+                (done.op, done.parent, done.object, done.fd) = (op::IMPORT, high(from[1]), object, low(from[0]) as i32);
+            }
+        }
+        control::EXPORT_OBJECTS_TO_FD => {
+            let head = read(memory.u64(p.params))?;
+            (done.op, done.parent, done.fd) = (op::EXPORT, high(head), low(head) as i32);
+            done.count = read(memory.u32(at(p.params, 2_124)))? & 0xffff;
+            done.list = at(p.params, 76);
+        }
+        control::IMPORT_OBJECTS_FROM_FD => {
+            let head = read(memory.u64(p.params))?;
+            (done.op, done.parent, done.fd) = (op::IMPORT, high(head), low(head) as i32);
+            done.count = read(memory.u32(at(p.params, 648)))? & 0xffff;
+            done.list = at(p.params, 8);
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
+#[inline(always)]
+fn unified(memory: &impl UserMemory, abi: &Abi, p: &Pending, done: &mut Done) -> Result<(), Refused> {
+    let first = read(memory.u64(p.address))?;
+    match p.ask {
+        ask::UVM_INITIALIZE => {
+            granted(memory.u32(at(p.address, 8)))?;
+            same(first == p.words[0])?;
+            (done.op, done.bytes) = (op::SPACE, first);
+        }
+        ask::UVM_MM => {
+            // fd@0 status@4. NV_WARN_NOTHING_TO_DO (not OK) where the kernel has no MMU notifiers: then nothing is kept.
+            granted(Some(high(first)))?;
+            same(u64::from(low(first)) == p.words[0])?;
+            (done.op, done.fd) = (op::SPACE_MM, low(first) as i32);
+        }
+        ask::UVM_GPU => {
+            granted(memory.u32(at(p.address, 36)))?;
+            same(first == p.words[0])?;
+            (done.op, done.bytes, done.base) = (op::SPACE_GPU, first, p.words[1]);
+        }
+        ask::UVM_MAP => {
+            let tail = read(memory.two(at(p.address, u64::from(abi.uvm_map_tail))))?;
+            granted(Some(high(tail[1])))?;
+            same(first == p.words[0] && tail[0] == p.words[2] && u64::from(low(tail[1])) == p.params)?;
+            (done.op, done.client, done.object) = (op::MAP, high(tail[0]), low(tail[1]));
+            (done.base, done.bytes) = (first, p.words[1]);
+        }
+        _ => {
+            let status = if p.ask == ask::UVM_FREE { abi.uvm_free_status } else { 32 };
+            granted(memory.u32(at(p.address, u64::from(status))))?;
+            same(first == p.words[0])?;
+            (done.op, done.base) = (op::UNMAP, first);
+        }
+    }
+    Ok(())
+}
