@@ -195,6 +195,9 @@ void ipc(size_t mib, const char *self) {
             _exit(127);
         }
     }
+    close(handles[0]); // so that the end of a child is seen by whoever reads from it
+    close(handles[1]);
+    close(lines[1]);
     char c;
     must(read(lines[0], &c, 1) == 1, "read");
     ready(children[0], children[1], mib);
