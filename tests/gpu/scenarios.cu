@@ -1,44 +1,13 @@
 // Programs that hold GPU memory and then misbehave, for a host with a real NVIDIA GPU: `scenarios PART [MIB]`.
 //
 // Each prints one line of JSON with the PIDs that matter when it is ready, and then waits to be killed by run.py.
-// Nothing here changes a setting of the GPU or uses managed memory.
-#include <cuda.h>
-#include <cuda_runtime.h>
+// Nothing here changes a setting of the GPU. Built from scenarios.cu, sharing.cu and kinds.cu.
+#include "scenarios.h"
+#include <dirent.h>
 #include <pthread.h>
 #include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <string>
-#include <sys/prctl.h>
 #include <sys/resource.h>
-#include <sys/socket.h>
-#include <sys/wait.h>
-#include <dirent.h>
-#include <unistd.h>
-
-static void must(bool ok, const char *what) {
-    if (!ok) {
-        fprintf(stderr, "%s failed\n", what);
-        exit(1);
-    }
-}
-
-// Device memory through the runtime API, touched so that it is really there.
-static void hold(size_t mib) {
-    void *p = nullptr;
-    must(cudaMalloc(&p, mib << 20) == cudaSuccess, "cudaMalloc");
-    must(cudaMemset(p, 1, mib << 20) == cudaSuccess && cudaDeviceSynchronize() == cudaSuccess, "cudaMemset");
-}
-
-static void ready(pid_t owner, pid_t other) {
-    printf("{\"owner\": %d, \"other\": %d}\n", owner, other);
-    fflush(stdout);
-}
-
-static void forever() {
-    for (;;) pause();
-}
 
 // Closes every NVIDIA descriptor whose path does not contain `keep`.
 static void keep_only(const char *keep) {
@@ -140,9 +109,8 @@ static void stubborn(size_t mib, const char *how) {
     forever();
 }
 
-// A launcher that starts a worker in its own process group and is then killed; the worker has the context.
-static void launcher(size_t mib, const char *self) {
-    setpgid(0, 0);
+// A process that executes `hold` and holds memory when this returns.
+static pid_t start_hold(size_t mib, const char *self) {
     int line[2];
     must(pipe(line) == 0, "pipe");
     pid_t child = fork();
@@ -153,143 +121,23 @@ static void launcher(size_t mib, const char *self) {
         _exit(127);
     }
     char text[128];
+    close(line[1]);
     must(read(line[0], text, sizeof text) > 0, "read");
+    return child;
+}
+
+// A launcher that starts a worker in its own process group and is then killed; the worker has the context.
+static void launcher(size_t mib, const char *self) {
+    setpgid(0, 0);
+    pid_t child = start_hold(mib, self);
     ready(child, getpid());
     forever();
 }
 
-static void send_fd(int socket, int fd) {
-    char byte = 'x', control[CMSG_SPACE(sizeof(int))] = {};
-    struct iovec io = {&byte, 1};
-    struct msghdr message = {};
-    message.msg_iov = &io;
-    message.msg_iovlen = 1;
-    message.msg_control = control;
-    message.msg_controllen = sizeof control;
-    struct cmsghdr *c = CMSG_FIRSTHDR(&message);
-    c->cmsg_level = SOL_SOCKET;
-    c->cmsg_type = SCM_RIGHTS;
-    c->cmsg_len = CMSG_LEN(sizeof(int));
-    memcpy(CMSG_DATA(c), &fd, sizeof fd);
-    must(sendmsg(socket, &message, 0) == 1, "sendmsg");
-}
-
-static int receive_fd(int socket) {
-    char byte, control[CMSG_SPACE(sizeof(int))] = {};
-    struct iovec io = {&byte, 1};
-    struct msghdr message = {};
-    message.msg_iov = &io;
-    message.msg_iovlen = 1;
-    message.msg_control = control;
-    message.msg_controllen = sizeof control;
-    must(recvmsg(socket, &message, 0) == 1, "recvmsg");
-    int fd = -1;
-    memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof fd);
-    return fd;
-}
-
-// The first descriptor whose path contains `part`.
-static int find_fd(const char *part) {
-    for (int fd = 3; fd < 256; fd++) {
-        char path[64], target[256];
-        snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
-        ssize_t n = readlink(path, target, sizeof target - 1);
-        if (n > 0 && (target[n] = 0, strstr(target, part) != nullptr)) return fd;
-    }
-    return -1;
-}
-
-// Sends its nvidiactl descriptor to a process that was forked before CUDA started and that executes another program.
-static void passed(size_t mib, const char *self) {
-    int pair[2], done[2];
-    must(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0 && pipe(done) == 0, "socketpair");
-    pid_t child = fork();
-    must(child >= 0, "fork");
-    if (child == 0) {
-        dup2(pair[1], 0);
-        dup2(done[1], 1);
-        for (int fd = 3; fd < 64; fd++) close(fd);
-        execl(self, self, "receive", nullptr);
-        _exit(127);
-    }
-    close(pair[1]);
-    hold(mib);
-    send_fd(pair[0], find_fd("nvidiactl"));
-    char c;
-    must(read(done[0], &c, 1) == 1, "read");
-    ready(getpid(), child);
-    forever();
-}
-
-// An exported allocation sits unread in a socket of a process that never used CUDA.
-static void in_flight(size_t mib) {
-    int pair[2];
-    must(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0, "socketpair");
-    pid_t child = fork();
-    must(child >= 0, "fork");
-    if (child == 0) {
-        close(pair[0]);
-        forever();
-    }
-    close(pair[1]);
-    CUdevice device;
-    CUcontext context;
-    must(cuInit(0) == CUDA_SUCCESS && cuDeviceGet(&device, 0) == CUDA_SUCCESS, "cuInit");
-    must(cuDevicePrimaryCtxRetain(&context, device) == CUDA_SUCCESS && cuCtxSetCurrent(context) == CUDA_SUCCESS, "context");
-    CUmemAllocationProp prop = {};
-    prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-    prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-    prop.location.id = 0;
-    prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-    CUmemGenericAllocationHandle handle;
-    must(cuMemCreate(&handle, mib << 20, &prop, 0) == CUDA_SUCCESS, "cuMemCreate");
-    int fd = -1;
-    must(cuMemExportToShareableHandle(&fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0) == CUDA_SUCCESS, "export");
-    send_fd(pair[0], fd);
-    close(fd);
-    ready(getpid(), child);
-    forever();
-}
-
-// Two programs of one coordinator: the exporter sends the importer a handle; then both wait.
-static void ipc(size_t mib, const char *self) {
-    signal(SIGCHLD, SIG_IGN); // whoever dies is reaped at once
-    int handles[2], lines[2];
-    must(pipe(handles) == 0 && pipe(lines) == 0, "pipe");
-    pid_t children[2];
-    const char *parts[2] = {"export", "import"};
-    for (int i = 0; i < 2; i++) {
-        children[i] = fork();
-        must(children[i] >= 0, "fork");
-        if (children[i] == 0) {
-            dup2(handles[0], 0);
-            dup2(i == 0 ? handles[1] : lines[1], 1);
-            for (int fd = 3; fd < 64; fd++) close(fd);
-            execl(self, self, parts[i], std::to_string(mib).c_str(), nullptr);
-            _exit(127);
-        }
-    }
-    char c;
-    must(read(lines[0], &c, 1) == 1, "read");
-    ready(children[1], children[0]);
-    forever();
-}
-
-static void export_memory(size_t mib) {
-    void *p = nullptr;
-    cudaIpcMemHandle_t handle;
-    must(cudaMalloc(&p, mib << 20) == cudaSuccess, "cudaMalloc");
-    must(cudaIpcGetMemHandle(&handle, p) == cudaSuccess, "cudaIpcGetMemHandle");
-    must(write(1, &handle, sizeof handle) == sizeof handle, "write");
-    forever();
-}
-
-static void import_memory() {
-    void *p = nullptr;
-    cudaIpcMemHandle_t handle;
-    must(read(0, &handle, sizeof handle) == sizeof handle, "read");
-    must(cudaIpcOpenMemHandle(&p, handle, cudaIpcMemLazyEnablePeerAccess) == cudaSuccess, "cudaIpcOpenMemHandle");
-    must(write(1, "x", 1) == 1, "write");
+// Two programs hold memory at once, the second half as much.
+static void two(size_t mib, const char *self) {
+    pid_t first = start_hold(mib, self), second = start_hold(mib / 2, self);
+    ready(first, second);
     forever();
 }
 
@@ -307,16 +155,21 @@ int main(int argc, char **argv) {
     if (part == "pinned") pinned(mib);
     if (part.rfind("term-", 0) == 0) stubborn(mib, part.c_str());
     if (part == "launcher") launcher(mib, argv[0]);
+    if (part == "two") two(mib, argv[0]);
+    if (part == "vmm") vmm(mib);
+    if (part == "managed") managed(mib);
+    if (part == "async-pool") async_pool(mib);
+    if (part == "async-trim") async_trim(mib);
     if (part == "passed") passed(mib, argv[0]);
     if (part == "in-flight") in_flight(mib);
+    if (part == "exported") exported(mib, argv[0]);
+    if (part == "mem-imported") mem_imported(mib, argv[0]);
+    if (part == "dma-buf") dma_buf(mib, argv[0]);
     if (part == "ipc") ipc(mib, argv[0]);
     if (part == "export") export_memory(mib);
     if (part == "import") import_memory();
-    if (part == "receive") {
-        must(receive_fd(0) >= 0, "receive");
-        must(write(1, "x", 1) == 1, "write");
-        forever();
-    }
+    if (part == "receive") receive();
+    if (part == "receive-import") receive_import(mib);
     fprintf(stderr, "unknown part %s\n", part.c_str());
     return 2;
 }
