@@ -10,11 +10,11 @@ use outlive_ebpf::{
     abi::{UVM_TYPE_MM, UVM_TYPE_SPACE},
     ioctl::node,
     limits::DEVICES_MAX,
-    record::{self, Kind, flag},
+    record::{self, DMA_BUF, Kind, flag},
 };
 
 use crate::{
-    kernel::{self, Memory, Raw, Typed, offset},
+    kernel::{self, Memory, Raw, Typed, has, offset},
     ring::{self, fill},
     task::Task,
 };
@@ -40,6 +40,11 @@ pub(crate) fn node_of(dev: u32) -> u32 {
     unsafe { DEVICES.get(dev) }.copied().unwrap_or(node::OTHER)
 }
 
+/// `DMA_BUF_MAGIC` (include/uapi/linux/magic.h).
+const DMA_BUF_MAGIC: u64 = 0x444d_4142;
+/// "nv_dmabuf" and its end, as words.
+const EXPORTER: [u64; 2] = [u64::from_le_bytes(*b"nv_dmabu"), b'f' as u64];
+
 /// A `struct file`.
 #[derive(Clone, Copy)]
 pub(crate) struct File<M>(pub(crate) M);
@@ -64,6 +69,9 @@ impl<M: Memory> File<M> {
         if kind == S_IFSOCK {
             return Is::Socket;
         }
+        if kind == 0 && self.is_dma_buf(inode.address()) {
+            return Is::Nvidia(DMA_BUF);
+        }
         if kind != S_IFCHR {
             return Is::Other;
         }
@@ -75,6 +83,28 @@ impl<M: Memory> File<M> {
             return Is::Other;
         }
         Is::Nvidia(dev)
+    }
+    /// A dma-buf that the NVIDIA driver exported: its inode, which has no type, is of the dma-buf pseudo file system, and
+    /// `exp_name` is the driver's (nv_dma_buf_export, kernel-open/nvidia/nv-dmabuf.c).
+    #[inline(always)]
+    fn is_dma_buf(self, inode: u64) -> bool {
+        if !has!(inode_sb) || !has!(sb_magic) || !has!(dmabuf_exp_name) {
+            return false;
+        }
+        if Raw(inode).follow(offset!(inode_sb)).get::<u64>(offset!(sb_magic)) != DMA_BUF_MAGIC {
+            return false;
+        }
+        let private = Raw(self.0.get(offset!(file_private_data)));
+        let name: [u64; 2] = private.follow(offset!(dmabuf_exp_name)).get(0);
+        name[0] == EXPORTER[0] && name[1] & 0xffff == EXPORTER[1]
+    }
+    /// Bytes of a dma-buf, 0 of anything else.
+    #[inline(always)]
+    fn dma_buf_size(self, dev: u32) -> u64 {
+        if dev == DMA_BUF && has!(dmabuf_size) {
+            return Raw(self.0.get(offset!(file_private_data))).get(offset!(dmabuf_size));
+        }
+        0
     }
     /// Its device number when it is an NVIDIA file.
     #[inline(always)]
@@ -122,7 +152,7 @@ impl<M: Memory> File<M> {
 /// The first member of an NVIDIA file's private data is `nv_file_private_t` (nv_linux_file_private_t, nv-linux.h); a UVM file's is
 /// a pointer whose low bits are a type (uvm_fd_type.h).
 #[inline(always)]
-pub(crate) fn role(file: File<Typed>, dev: u32) -> (u32, u64) {
+pub(crate) fn role<M: Memory>(file: File<M>, dev: u32) -> (u32, u64) {
     let abi = kernel::abi();
     let node = node_of(dev);
     if abi.private_data == 0 || node == node::OTHER {
@@ -229,6 +259,7 @@ impl<M: Memory> Entry<M> {
                 files: self.task.files().address(),
                 socket: self.socket,
                 pins: self.pins,
+                bytes: self.file.dma_buf_size(self.dev),
                 fd: self.fd,
                 dev: self.dev,
             }

@@ -91,6 +91,10 @@ offsets! {
     inode_ino: "inode"."i_ino", 8, true;
     bprm_filename: "linux_binprm"."filename", 8, true;
     sigaction_handler: "k_sigaction"."sa.sa_handler", 8, true;
+    inode_sb: "inode"."i_sb", 8, false;
+    sb_magic: "super_block"."s_magic", 8, false;
+    dmabuf_size: "dma_buf"."size", 8, false;
+    dmabuf_exp_name: "dma_buf"."exp_name", 8, false;
     socket_sk: "socket"."sk", 8, false;
     sock_family: "sock"."__sk_common.skc_family", 2, false;
     sock_receive_queue: "sock"."sk_receive_queue", 0, false;

@@ -319,11 +319,16 @@ pub struct File {
     pub socket: u64,
     /// Iterators: the `struct file` that this one keeps open (REGISTER_FD, UVM_MM_INITIALIZE), or 0.
     pub pins: u64,
+    /// Bytes of a dma-buf, or 0.
+    pub bytes: u64,
     /// The descriptor; -1 when not known (Sent).
     pub fd: i32,
-    /// Device number: major << 20 | minor (the kernel's `dev_t`).
+    /// Device number: major << 20 | minor (the kernel's `dev_t`); or [`DMA_BUF`].
     pub dev: u32,
 }
+
+/// Stands for a device number: a dma-buf that the NVIDIA driver exported. No device has it (MKDEV keeps 12 bits of major).
+pub const DMA_BUF: u32 = u32::MAX;
 
 /// A request to the driver that was granted. `who` asked. Fields that an `op` does not have are zero.
 #[repr(C)]
@@ -390,7 +395,7 @@ const _: () = {
     assert!(size_of::<Signal>() == 48 + 16 + 16 + 16);
     assert!(size_of::<Reap>() == 56);
     assert!(size_of::<Oom>() == 48);
-    assert!(size_of::<File>() == 48 + 40 + 8);
+    assert!(size_of::<File>() == 48 + 48 + 8);
     assert!(size_of::<Rm>() == 48 + 32 + 40 && offset_of!(Rm, dev) == 80);
     assert!(size_of::<Xid>() == 48 + 8 + 32 + PATH_LEN);
 };

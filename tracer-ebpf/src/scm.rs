@@ -271,6 +271,7 @@ unsafe extern "C" fn queue_step(_index: u32, queue: *mut Queue) -> c_long {
         walk.slots = walk.slots.wrapping_sub(1);
         if let Some(dev) = file.nvidia() {
             let task = Task(Typed::from_context(queue.task));
+            let (flags, pins) = files::role(file, dev);
             let entry = Entry {
                 kind: Kind::InFlight,
                 task,
@@ -278,9 +279,9 @@ unsafe extern "C" fn queue_step(_index: u32, queue: *mut Queue) -> c_long {
                 file,
                 dev,
                 socket: walk.socket,
-                pins: 0,
+                pins,
             };
-            iterator::write(queue.seq, |place| entry.describe(place, 0, 0));
+            iterator::write(queue.seq, |place| entry.describe(place, flags, 0));
         }
         return 0;
     }

@@ -48,6 +48,9 @@ pub type Token = u64;
 pub struct Dev(pub u32);
 
 impl Dev {
+    /// Stands for a device number: a dma-buf that the NVIDIA driver exported.
+    pub const DMA_BUF: Dev = Dev(u32::MAX);
+
     /// From the two numbers that `ls -l` prints.
     #[must_use]
     pub const fn new(major: u32, minor: u32) -> Dev {
@@ -282,6 +285,9 @@ pub struct Hold {
     /// The description that this one keeps open: of /dev/nvidiactl (REGISTER_FD) or of an address space (UVM_MM_INITIALIZE).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pins: Option<Token>,
+    /// Bytes that the description keeps by itself, when the kernel tells: of a dma-buf.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<u64>,
 }
 
 /// Everything that can be learnt. Externally tagged on the wire by its snake_case name.

@@ -218,5 +218,6 @@ pub(crate) fn bare(id: ProcessId, fd: i32, file: Token, dev: Dev) -> Hold {
         since: None,
         role: None,
         pins: None,
+        bytes: None,
     }
 }

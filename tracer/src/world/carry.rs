@@ -55,6 +55,7 @@ impl World {
                 since: None,
                 role: file.role,
                 pins: file.pins,
+                bytes: file.bytes,
             };
             // The opener's own holding first: it says when the description was opened.
             let own = |id| opener != Some(id);

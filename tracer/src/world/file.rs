@@ -106,6 +106,8 @@ pub struct File {
     pub role: Option<Role>,
     /// The description that it keeps open, when that is known.
     pub pins: Option<Token>,
+    /// Bytes that it keeps by itself, when the kernel told: a dma-buf.
+    pub bytes: Option<u64>,
 }
 
 impl File {

@@ -262,6 +262,7 @@ fn learn(file: &mut File, at: BootNs, hold: &Hold) {
     file.opened_cloexec = file.opened_cloexec.or(hold.opened_cloexec);
     file.role = hold.role.or(file.role);
     file.pins = hold.pins.or(file.pins);
+    file.bytes = hold.bytes.or(file.bytes);
     if opened {
         file.opened_at = file.opened_at.or(Some(hold.since.unwrap_or(at)));
     }
@@ -304,6 +305,7 @@ fn new_file(at: BootNs, token: Token, dev: Dev) -> File {
         in_transit: 0,
         role: None,
         pins: None,
+        bytes: None,
     }
 }
 

@@ -37,7 +37,7 @@ fn hold() -> impl Strategy<Value = What> {
         |(id, fd, file, dev, via, (cloexec, opened_cloexec, cred), opener)| {
             let opener = if via == Some(Via::Opened) { Some(id) } else { opener };
             let (tid, from, since) = (None, None, None);
-            What::Hold(Box::new(Hold { id, tid, fd, file, dev, cred, cloexec, opened_cloexec, via, from, opener, since, role: None, pins: None }))
+            What::Hold(Box::new(Hold { id, tid, fd, file, dev, cred, cloexec, opened_cloexec, via, from, opener, since, role: None, pins: None, bytes: None }))
         },
     )
 }

@@ -314,6 +314,7 @@ fn hold(record: Record<'_>, tokens: Tokens) -> Hold {
         since: None,
         role: role(record),
         pins: Some(tokens.of(get!(record, u64, File, pins))).filter(|token| *token != 0),
+        bytes: Some(get!(record, u64, File, bytes)).filter(|bytes| *bytes != 0),
     }
 }
 

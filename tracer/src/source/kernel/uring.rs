@@ -140,6 +140,7 @@ mod tests {
             since: None,
             role: None,
             pins: None,
+            bytes: None,
         };
         let held = from_fdinfo(text, &ring, &nodes, Tokens::with_key(5));
         assert_eq!(held.iter().map(|hold| hold.dev).collect::<Vec<_>>(), [Dev::new(195, 0), Dev::new(195, 255)]);

@@ -73,6 +73,7 @@ impl Storm {
                 since: None,
                 role: None,
                 pins: None,
+                bytes: None,
             };
             self.push(3_000, 50_000, What::Hold(Box::new(hold)));
         }
