@@ -228,7 +228,8 @@ impl World {
         }
         // What follows the header of a recording tells the books anew.
         if header.watching_since.is_some() {
-            self.books = Books::default();
+            self.books.restart();
+            self.files.values_mut().for_each(|file| file.pins = None);
         }
         self.host.header = Some(header);
     }

@@ -220,6 +220,11 @@ impl Books {
         self.inconsistent
     }
 
+    /// Forgets everything but that events were lost.
+    pub(super) fn restart(&mut self) {
+        *self = Books { loss: self.loss.take(), ..Books::default() };
+    }
+
     /// Processes that must not be forgotten: they made living clients or memory.
     pub(super) fn needed(&self) -> impl Iterator<Item = ProcessId> {
         let makers = self.memories.values().filter_map(|memory| memory.maker.process);

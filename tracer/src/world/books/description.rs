@@ -96,7 +96,7 @@ impl Description {
     fn is_empty(&self) -> bool {
         self.clients.is_empty()
             && self.exports.is_empty()
-            && self.space.as_ref().is_none_or(|space| space.is_empty())
+            && self.space.is_none()
             && self.pins.is_none()
             && self.pinned_by.is_empty()
     }
@@ -108,8 +108,11 @@ impl Books {
         self.descriptions.get(&token).map(|d| d.first)
     }
 
+    /// Forgets a description that keeps nothing, and an address space that nothing is known of.
     pub(super) fn prune(&mut self, token: Token) {
-        if self.descriptions.get(&token).is_some_and(Description::is_empty) {
+        let Some(description) = self.descriptions.get_mut(&token) else { return };
+        description.space.take_if(|space| space.is_empty());
+        if description.is_empty() {
             self.descriptions.remove(&token);
         }
     }
