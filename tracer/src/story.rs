@@ -2,6 +2,7 @@
 //!
 //! Always true: time passes by itself (one millisecond per event), so that every event has its own time.
 
+use crate::event::rm::{ExportKind, Handle, Op};
 use crate::event::*;
 use crate::explanation::{Explanation, Holding, explain};
 use crate::world::World;
@@ -13,6 +14,8 @@ pub(crate) const GPU0: Dev = Dev::new(195, 0);
 pub(crate) const UVM: Dev = Dev::new(510, 0);
 /// 2025-06-01 12:00:00 UTC at boottime 1,000 s.
 const REAL: u64 = 1_748_779_200 * SECOND;
+/// The device instance 0 of a client in a story.
+pub(crate) const DEVICE: Handle = 0xd000;
 const START: BootNs = 1_000 * SECOND;
 
 pub(crate) struct Story {
@@ -62,6 +65,62 @@ impl Story {
     pub(crate) fn wait(&mut self, seconds: u64) -> &mut Story {
         self.now += seconds * SECOND;
         self
+    }
+
+    /// The process asks the driver through this description, and it is done.
+    pub(crate) fn asks(&mut self, id: ProcessId, through: &Hold, op: Op) {
+        self.push(What::Rm(Box::new(Rm { id, file: through.file, dev: through.dev, op })));
+    }
+
+    /// The process makes a client of the driver.
+    pub(crate) fn client(&mut self, id: ProcessId, ctl: &Hold, client: Handle) {
+        self.asks(id, ctl, Op::Client { client });
+    }
+
+    /// The client takes a GPU; memory that it allocates from now on is there when `device` is 0.
+    pub(crate) fn device(&mut self, id: ProcessId, ctl: &Hold, client: Handle, device: u32) -> Handle {
+        let object = DEVICE + device;
+        self.asks(id, ctl, Op::Object { client, parent: client, object, class: 0x80, device: Some(device) });
+        object
+    }
+
+    pub(crate) fn memory(&mut self, id: ProcessId, ctl: &Hold, client: Handle, object: Handle, mib: u64) {
+        self.asks(id, ctl, Op::Memory { client, parent: DEVICE, object, class: 0x40, bytes: mib * MIB });
+    }
+
+    /// CUDA IPC: the second (client, object) becomes known as the first one too.
+    pub(crate) fn dup(&mut self, id: ProcessId, ctl: &Hold, to: (Handle, Handle), from: (Handle, Handle)) {
+        let ((client, object), (from_client, from_object)) = (to, from);
+        self.asks(id, ctl, Op::Dup { client, parent: DEVICE, object, from_client, from_object });
+    }
+
+    /// The address space `uvm` maps an object.
+    pub(crate) fn map(&mut self, id: ProcessId, uvm: &Hold, (client, object): (Handle, Handle), base: u64) {
+        self.asks(id, uvm, Op::Map { client, object, base, length: 2 * MIB });
+    }
+
+    /// The object becomes a file descriptor of its own.
+    pub(crate) fn export(&mut self, id: ProcessId, ctl: &Hold, (client, object): (Handle, Handle)) -> Hold {
+        let to = self.opens(id, CTL);
+        self.asks(id, ctl, Op::Export { client, object, to: to.file, kind: ExportKind::Fd });
+        to
+    }
+
+    pub(crate) fn import(&mut self, id: ProcessId, ctl: &Hold, (client, object): (Handle, Handle), from: &Hold) {
+        self.asks(id, ctl, Op::Import { client, parent: DEVICE, object, from: from.file });
+    }
+
+    pub(crate) fn frees(&mut self, id: ProcessId, ctl: &Hold, client: Handle, object: Handle) {
+        self.asks(id, ctl, Op::Free { client, object });
+    }
+
+    /// /dev/nvidiaN keeps /dev/nvidiactl open.
+    pub(crate) fn registers(&mut self, id: ProcessId, gpu: &Hold, ctl: &Hold) {
+        self.asks(id, gpu, Op::Register { control: ctl.file });
+    }
+
+    pub(crate) fn closes(&mut self, hold: &Hold) {
+        self.push(What::Drop { id: hold.id, tid: None, fd: hold.fd, file: hold.file });
     }
 
     /// A process that is simply there.

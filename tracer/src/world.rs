@@ -7,9 +7,11 @@
 //! * [`process`]: who, how it stands, which signals, how it ended.
 //! * [`file`]: open file descriptions and their holders.
 //! * [`gpu`], [`host`]: NVML's view; clocks, limits, losses, Xids.
+//! * [`books`]: who allocated which GPU memory, and what keeps it.
 //! * `carry`: the living state as events again; `ask`: what the recorder asks.
 
 mod ask;
+pub mod books;
 mod carry;
 pub mod file;
 pub mod gpu;
@@ -23,8 +25,10 @@ mod properties;
 #[cfg(test)]
 mod tests;
 
+use crate::event::rm::{Op, Rm};
 use crate::event::{BootNs, Event, Header, ProcessId, ProcessState, Token, What};
 use crate::explanation::LimitPart;
+use books::Books;
 use file::File;
 use gpu::{Gpu, Memory};
 use host::{Host, LastScan, Xid};
@@ -43,6 +47,8 @@ pub struct World {
     processes: BTreeMap<ProcessId, Box<Process>>,
     /// Open file descriptions that something keeps open.
     files: BTreeMap<Token, Box<File>>,
+    /// Clients of the driver and their memory.
+    books: Books,
     /// Whose credentials a token is.
     creds: BTreeMap<Token, ProcessId>,
     /// Descriptions whose opener is unknown, by its credentials.
@@ -111,6 +117,7 @@ impl World {
             What::Hold(hold) => self.hold(at, hold),
             What::Drop { id, fd, file, .. } => self.drop_slot(at, *id, *fd, *file),
             What::Sent { id, file, dev, socket } => self.sent(at, *id, *file, *dev, *socket),
+            What::Rm(rm) => self.asked(at, rm),
             _ => self.host_event(at, &event.what),
         }
     }
@@ -135,6 +142,12 @@ impl World {
     /// The dead that only timelines ask for, oldest first.
     pub fn finished(&self) -> impl DoubleEndedIterator<Item = &Process> {
         self.finished.iter().map(|process| &**process)
+    }
+
+    /// Clients of the driver, GPU memory, and what keeps it.
+    #[must_use]
+    pub fn books(&self) -> &Books {
+        &self.books
     }
 
     /// Open file descriptions, by token.
@@ -213,6 +226,11 @@ impl World {
         {
             header.watching_since = known.watching_since.min(header.watching_since).or(known.watching_since);
         }
+        // What follows the header of a recording tells the books anew.
+        if header.watching_since.is_some() {
+            self.books.restart();
+            self.files.values_mut().for_each(|file| file.pins = None);
+        }
         self.host.header = Some(header);
     }
 
@@ -283,7 +301,10 @@ impl World {
                 let (pci, message) = (pci.clone(), message.clone());
                 self.host.xid(Xid { at, pci, code: *code, pid: *pid, message });
             }
-            What::Lost { cause, count } => self.host.loses(at, cause, *count),
+            What::Lost { cause, count } => {
+                self.host.loses(at, cause, *count);
+                self.books.loses(at, cause, *count);
+            }
             What::Limit { missing, voids } => {
                 self.host.limit(LimitPart { missing: missing.clone(), voids: voids.clone() });
             }
@@ -295,9 +316,22 @@ impl World {
                 self.host.scan = Some(scan);
                 if *complete {
                     self.settle_transit(at, *began);
+                    let processes = &self.processes;
+                    let is_dead = |id| processes.get(&id).is_none_or(|p| p.stage() >= Stage::Zombie);
+                    self.books.scanned(*began, &is_dead);
                 }
             }
             _ => {}
+        }
+    }
+
+    fn asked(&mut self, at: BootNs, rm: &Rm) {
+        let files = &self.files;
+        self.books.apply(at, rm, &|token| files.contains_key(&token));
+        if let Op::Register { control: kept } | Op::SpaceMm { space: kept } = rm.op
+            && let Some(file) = self.files.get_mut(&rm.file)
+        {
+            file.pins = Some(kept);
         }
     }
 

@@ -1,7 +1,8 @@
 //! The living state as events: what the next trace file opens with.
 //!
 //! Always true: folded into a fresh [`World`], the events explain the same holdings. Events keep the times at which
-//! things happened, so they are not in order of time: processes first, then who holds what, then how they ended.
+//! things happened, so they are not in order of time: processes first, then who holds what and what that keeps, then how
+//! they ended.
 
 use super::World;
 use super::gpu::Gpu;
@@ -29,6 +30,7 @@ impl World {
             carry_birth(process, &mut out);
         }
         self.carry_files(&mut out);
+        self.carry_books(&mut out);
         for process in self.processes() {
             carry_life(process, &mut out);
             self.carry_end(process, &mut out);

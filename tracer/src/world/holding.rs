@@ -20,6 +20,7 @@ impl World {
         if process.stage() >= Stage::Zombie {
             if let Some(file) = self.files.get_mut(&hold.file) {
                 learn(file, at, hold);
+                self.tell_books(at, hold);
             }
             self.find_opener(hold.file);
             return;
@@ -41,18 +42,32 @@ impl World {
         put(&mut file.holders, (hold.id, Place::of(hold.via)), slot, arrival);
         self.note_held(hold.id, hold.file);
         self.find_opener(hold.file);
+        self.tell_books(at, hold);
+    }
+
+    fn tell_books(&mut self, at: BootNs, hold: &Hold) {
+        let files = &self.files;
+        self.books.holds(at, hold.file, hold.pins, &|token| files.contains_key(&token));
     }
 
     /// An open of a token that is already known: the old description must have been released unseen, unless the
     /// scan that found it is no older than the open.
     fn retire_reused(&mut self, opened: BootNs, hold: &Hold) {
-        let Some(file) = self.files.get(&hold.file) else { return };
-        let same = match file.opened_at {
-            Some(known) => known == opened,
-            None => file.first_seen >= opened,
+        let same = match self.files.get(&hold.file) {
+            Some(file) => match file.opened_at {
+                Some(known) => known == opened,
+                None => file.first_seen >= opened,
+            },
+            // Released, and perhaps thought to be kept open by another one; or used by somebody who was not seen to hold it.
+            None => self.books.first_used(hold.file).is_none_or(|used| used >= opened),
         };
         if !same {
             self.forget_file(opened, hold.file);
+            for token in self.books.reuse(hold.file) {
+                if let Some(file) = self.files.get_mut(&token) {
+                    file.pins = None;
+                }
+            }
         }
     }
 
@@ -72,6 +87,7 @@ impl World {
     pub(super) fn sent(&mut self, at: BootNs, by: ProcessId, token: Token, dev: Dev, socket: Option<u64>) {
         self.process_mut(at, by).held = true;
         let file = self.files.entry(token).or_insert_with(|| Box::new(new_file(at, token, dev)));
+        self.books.holds(at, token, None, &|_| true);
         if file.sent.len() == SENT_KEPT {
             file.sent.remove(0);
         }
@@ -228,6 +244,7 @@ impl World {
 
     fn forget_file(&mut self, at: BootNs, token: Token) {
         let Some(file) = self.files.remove(&token) else { return };
+        self.books.release(at, token);
         for (id, _) in file.holders.keys() {
             if let Some(process) = self.processes.get_mut(id) {
                 process.files.retain(|held| *held != token);

@@ -1,7 +1,7 @@
 //! Forgetting the dead.
 //!
 //! Always true: a dead process is kept as long as an explanation can name it: it opened a description that is still
-//! open, passed it on, launched a process that still lives, is in an NVML list, or died within the last second.
+//! open, passed it on, made GPU memory that is still kept, launched a process that still lives, is in an NVML list, or died within the last second.
 //! Looking for the others costs a pass over the world, so it is done once per so many deaths: a constant per death.
 
 use super::World;
@@ -59,6 +59,7 @@ impl World {
             needed.extend(file.holders.values().filter_map(|holder| holder.from));
             needed.extend(file.sent.iter().map(|sent| sent.by));
         }
+        needed.extend(self.books.needed());
         for process in self.processes.values().filter(|p| p.stage() < Stage::Gone) {
             needed.extend(process.born_of);
             needed.extend(process.first_parent);

@@ -1,0 +1,122 @@
+//! What may be missing in the books.
+//!
+//! Always true: books that are complete (no gap) hold every GPU memory object of the client or process, and its sizes are
+//! those that the driver rounded.
+
+use super::{Books, Client, Origin, bit};
+use crate::event::rm::{Handle, Role};
+use crate::event::{BootNs, Dev, ProcessId, Token};
+use crate::world::World;
+use crate::world::file::File;
+
+const NVIDIACTL: Dev = Dev::new(195, 255);
+
+/// Why something may be missing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gap<'a> {
+    /// A client was there before it could be seen; it was first named then.
+    Named {
+        /// When.
+        at: BootNs,
+    },
+    /// A description of /dev/nvidiactl was open before it could be seen: it may own clients that nothing has named.
+    OpenedBefore {
+        /// The description.
+        file: Token,
+    },
+    /// Events were lost, or there was no room for more.
+    Lost {
+        /// Last when.
+        at: BootNs,
+        /// Why.
+        cause: &'a str,
+    },
+    /// A request contradicted what was known of a client.
+    Inconsistent {
+        /// First when.
+        at: BootNs,
+    },
+    /// An address space mapped an object of which it is not known whether that is GPU memory.
+    UnknownMapping {
+        /// First when.
+        at: BootNs,
+    },
+}
+
+/// The latest loss.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Loss {
+    pub(super) at: BootNs,
+    pub(super) cause: Box<str>,
+}
+
+impl Books {
+    /// What may be missing of a client; `None` when its books are complete or it is not known at all.
+    #[must_use]
+    pub fn gap_of_client(&self, handle: Handle) -> Option<Gap<'_>> {
+        self.gap_of(self.clients.get(&handle)?)
+    }
+
+    /// What may be missing of what an address space keeps.
+    #[must_use]
+    pub fn gap_of_space(&self, token: Token) -> Option<Gap<'_>> {
+        let space = self.space(token)?;
+        let at = space.unknown.or((!space.made).then_some(space.at));
+        at.map(|at| Gap::UnknownMapping { at }).or_else(|| self.lost_since(space.at))
+    }
+
+    pub(in crate::world) fn loses(&mut self, at: BootNs, cause: &str, count: u64) {
+        let newer = |known: &Loss| (known.at, &*known.cause) < (at, cause);
+        match &mut self.loss {
+            _ if count == 0 => {}
+            Some(known) if *known.cause == *cause => known.at = known.at.max(at),
+            Some(known) if !newer(known) => {}
+            loss => *loss = Some(Loss { at, cause: cause.into() }),
+        }
+    }
+
+    /// Everything that the client allocated is here: what it has beside that is no GPU memory.
+    pub(super) fn is_complete(&self, client: &Client) -> bool {
+        client.origin == Origin::Made && self.lost_since(client.at).is_none()
+    }
+
+    fn gap_of(&self, client: &Client) -> Option<Gap<'_>> {
+        let named = (client.origin == Origin::Named).then_some(Gap::Named { at: client.at });
+        let inconsistent = client.inconsistent.map(|at| Gap::Inconsistent { at });
+        named.or(inconsistent).or_else(|| self.lost_since(client.at))
+    }
+
+    fn lost_since(&self, since: BootNs) -> Option<Gap<'_>> {
+        let loss = self.loss.as_ref().filter(|loss| loss.at >= since)?;
+        Some(Gap::Lost { at: loss.at, cause: &loss.cause })
+    }
+}
+
+impl World {
+    /// What may be missing of the memory of a process's clients.
+    #[must_use]
+    pub fn gap_of_process(&self, id: ProcessId) -> Option<Gap<'_>> {
+        let clients = || self.books.of_process(id).filter_map(|client| self.books.gap_of(client)).next();
+        let opened = |file: &File| file.opener.is_some_and(|(opener, _)| opener == id);
+        clients().or_else(|| self.opened_before(opened)).or_else(|| self.books.lost_since(id.start()))
+    }
+
+    /// What may be missing of the memory of a device instance.
+    #[must_use]
+    pub fn gap_of_device(&self, device: u32) -> Option<Gap<'_>> {
+        // Of a client that was named late, the devices are not all known either.
+        let concerns = |client: &Client| client.devices & bit(device) != 0 || client.origin == Origin::Named;
+        let clients = self.books.clients().filter(|client| concerns(client));
+        let first = clients.filter_map(|client| self.books.gap_of(client)).next();
+        first.or_else(|| self.opened_before(|_| true)).or_else(|| self.books.lost_since(0))
+    }
+
+    fn opened_before(&self, of: impl Fn(&File) -> bool) -> Option<Gap<'_>> {
+        let since = self.host.watching_since();
+        let before = |file: &&File| {
+            let unseen = file.opened_at.is_none_or(|opened| since.is_none_or(|since| opened < since));
+            file.dev == NVIDIACTL && file.role != Some(Role::Exported) && unseen && of(file)
+        };
+        self.files().find(before).map(|file| Gap::OpenedBefore { file: file.token })
+    }
+}
