@@ -79,7 +79,7 @@ pub mod op {
     pub const REGISTER: u32 = 8;
     /// An object was exported to a /dev/nvidiactl.
     pub const EXPORT: u32 = 9;
-    /// An object was exported to a dma-buf.
+    /// An object was exported to a dma-buf; `detail` is 1 when that was made by this.
     pub const EXPORT_DMA_BUF: u32 = 10;
     /// An object was imported from a descriptor.
     pub const IMPORT: u32 = 11;
@@ -380,8 +380,9 @@ pub fn begin(memory: &impl UserMemory, abi: &Abi, node: u32, call: Call, pending
         ask::REGISTER | ask::UVM_MM => pending.words[0] = u64::from(memory.u32(address)?),
         ask::DMA_BUF => {
             let words = memory.two(address)?;
-            // The descriptor, in the low half, is made by the driver.
+            // The descriptor, in the low half, is made by the driver when it is -1 (nv-dmabuf.c).
             pending.words = [u64::from(high(words[0])), words[1], 0];
+            pending.params = u64::from(low(words[0]));
             pending.client = high(words[0]);
         }
         ask::UVM_INITIALIZE | ask::UVM_FREE | ask::UVM_UNMAP => pending.words[0] = memory.u64(address)?,
@@ -589,6 +590,7 @@ fn dma_buf(memory: &impl UserMemory, abi: &Abi, p: &Pending, done: &mut Done) ->
     same(u64::from(high(words[0])) == p.words[0] && words[1] == p.words[1])?;
     (done.op, done.fd, done.count) = (op::EXPORT_DMA_BUF, low(words[0]) as i32, high(words[1]));
     done.list = at(p.address, u64::from(abi.dma_buf_handles));
+    done.detail = (p.params == u64::from(u32::MAX)) as u32;
     Ok(())
 }
 

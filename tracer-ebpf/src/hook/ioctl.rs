@@ -16,16 +16,16 @@ use aya_ebpf::{
 use outlive_ebpf::{
     ioctl::{self, Done, Pending, Refused, ask, missed, node, op},
     limits::{CLIENTS_MAX, GPUS_MAX, OBJECTS_MAX, PENDING_MAX},
-    record::{Kind, Rm, flag},
+    record::{DMA_BUF, Kind, Rm, flag},
 };
 
 use super::{field, returned};
 use crate::{
-    files::{Table, nvidia_at, node_of},
-    kernel::{self, Memory, Registers, Typed, UserReads, repeat},
+    files::{Entry, File, nvidia_at, node_of},
+    kernel::{self, Memory, Raw, Registers, Typed, UserReads, repeat},
     ring::{self, fill},
     task::Task,
-    tracked::{self, Current},
+    tracked,
 };
 
 /// By thread: the request that it is making.
@@ -61,18 +61,18 @@ pub(crate) fn sys_enter_ioctl(ctx: TracePointContext) -> u32 {
     let Some((file, dev)) = nvidia_at(user.task, fd) else {
         return 0;
     };
-    enter(user, file.0.address(), dev, request, field(&ctx, 32));
+    enter(file.0.address(), dev, request, field(&ctx, 32));
     0
 }
 
 #[inline(always)]
-fn enter(user: Current, file: u64, dev: u32, request: u32, argument: u64) {
+fn enter(file: u64, dev: u32, request: u32, argument: u64) {
     let node = node_of(dev);
     if node == node::OTHER {
         return;
     }
     if Registers::of(Typed::current()).is_32_bit() {
-        miss(user.task, file, dev, missed::COMPAT);
+        miss(file, dev, missed::COMPAT);
         return;
     }
     let mut pending = Pending::default();
@@ -93,7 +93,7 @@ fn enter(user: Current, file: u64, dev: u32, request: u32, argument: u64) {
     }
     (pending.file, pending.dev) = (file, dev);
     if PENDING.insert(thread(), pending, 0).is_err() {
-        miss(user.task, file, dev, missed::TOO_MANY);
+        miss(file, dev, missed::TOO_MANY);
     }
 }
 
@@ -139,7 +139,7 @@ fn unread(pending: &Pending) {
     let mut now = Pending::default();
     let readable = understand(node_of(pending.dev), pending.params as u32, pending.address, &mut now).is_some();
     if !readable || now.matters != 0 {
-        miss(Task::current(), pending.file, pending.dev, missed::UNREADABLE);
+        miss(pending.file, pending.dev, missed::UNREADABLE);
     }
 }
 
@@ -159,7 +159,7 @@ fn leave(state: &mut State) {
         Ok(()) => {}
         Err(Refused::Failed) => return,
         Err(why) => {
-            miss(task, file, dev, why as u32);
+            miss(file, dev, why as u32);
             return;
         }
     }
@@ -191,13 +191,17 @@ fn leave(state: &mut State) {
             state.other = nvidia_at(task, state.done.fd as u32).map_or(0, |(file, _)| file.0.address());
         }
         op::EXPORT_DMA_BUF => {
-            let file = Table::of(task).and_then(|table| table.file(state.done.fd as u32));
-            state.other = file.map_or(0, |file| file.0.address());
+            if let Some((file, DMA_BUF)) = nvidia_at(task, state.done.fd as u32) {
+                state.other = file.0.address();
+                if state.done.detail != 0 {
+                    made(task, state.done.fd, file);
+                }
+            }
         }
         _ => {}
     }
     if state.done.fd >= 0 && state.other == 0 {
-        miss(task, file, dev, missed::NO_FILE);
+        miss(file, dev, missed::NO_FILE);
         return;
     }
     if state.done.list == 0 {
@@ -205,9 +209,24 @@ fn leave(state: &mut State) {
         return;
     }
     if state.done.count > OBJECTS_MAX {
-        miss(task, file, dev, missed::TOO_LONG);
+        miss(file, dev, missed::TOO_LONG);
     }
     repeat(OBJECTS_MAX, each_object, state);
+}
+
+/// A dma-buf is made by the request itself: that is its open.
+#[inline(always)]
+fn made(task: Task<Typed>, fd: i32, file: File<Raw>) {
+    Entry {
+        kind: Kind::Open,
+        task,
+        fd,
+        file,
+        dev: DMA_BUF,
+        socket: 0,
+        pins: 0,
+    }
+    .send();
 }
 
 /// Reports one object of a list. Returns 1 to stop.
@@ -219,7 +238,7 @@ unsafe extern "C" fn each_object(index: u32, state: *mut State) -> c_long {
     }
     let place = state.done.list.wrapping_add(u64::from(index) * 4);
     let Some(object) = ioctl::UserMemory::u32(&UserReads, place) else {
-        miss(Task::current(), state.pending.file, state.pending.dev, missed::UNREADABLE);
+        miss(state.pending.file, state.pending.dev, missed::UNREADABLE);
         return 1;
     };
     // 0 leaves the place in the list as it was.
@@ -232,7 +251,7 @@ unsafe extern "C" fn each_object(index: u32, state: *mut State) -> c_long {
 
 /// Reports a granted request that is not believed.
 #[inline(always)]
-fn miss(_task: Task<Typed>, file: u64, dev: u32, why: u32) {
+fn miss(file: u64, dev: u32, why: u32) {
     let done = Done {
         op: op::MISSED,
         detail: why,

@@ -24,7 +24,7 @@ mod release;
 #[cfg(test)]
 mod tests;
 
-use crate::event::rm::Handle;
+use crate::event::rm::{Handle, Missed};
 use crate::event::{BootNs, ProcessId, Token};
 use description::{Description, Space};
 use gap::Loss;
@@ -108,6 +108,8 @@ pub struct Books {
     gpu_ids: BTreeMap<u32, u32>,
     /// The latest loss.
     loss: Option<Loss>,
+    /// Processes of which a request was not understood: last when, and why.
+    missed: BTreeMap<ProcessId, (BootNs, Missed)>,
     /// Requests that were not believed.
     inconsistent: u64,
     /// Objects of all clients.
@@ -193,12 +195,6 @@ impl Books {
     #[must_use]
     pub fn pins(&self, token: Token) -> Option<Token> {
         self.descriptions.get(&token)?.pins
-    }
-
-    /// Nothing tells who holds this description or when it is released: it is no NVIDIA file (a dma-buf).
-    #[must_use]
-    pub fn is_unwatched(&self, token: Token) -> bool {
-        self.descriptions.get(&token).is_some_and(|d| d.unwatched)
     }
 
     /// Bytes that the driver charges to this process, as far as they are known: of memory whose oldest reference is an object of a

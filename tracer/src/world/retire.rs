@@ -42,6 +42,7 @@ impl World {
             }
         }
         let processes = &self.processes;
+        self.books.forget_missed(&|id| processes.contains_key(id));
         self.creds.retain(|_, id| processes.contains_key(id));
         self.unreaped.retain(|_, children| {
             children.retain(|id| processes.contains_key(id));

@@ -78,9 +78,10 @@ struct Caller {
 }
 
 impl Caller {
-    /// Asks with these arguments, which stay where they are.
+    /// Asks with a copy of these arguments: the driver would bring in the page of a constant, the double does not.
     fn ask(&self, number: u32, arguments: &[u32]) {
-        self.ask_sized(number, size_of_val(arguments), arguments.as_ptr());
+        let copy = arguments.to_vec();
+        self.ask_sized(number, size_of_val(arguments), copy.as_ptr());
     }
 
     fn ask_sized(&self, number: u32, size: usize, arguments: *const u32) {
@@ -93,13 +94,15 @@ impl Caller {
     }
 
     fn allocate(&self, client: u32, parent: u32, object: u32, class: u32, parameters: &[u32]) {
-        self.ask(rm::ALLOC, &nvos64(client, parent, object, class, parameters, 0));
+        let parameters = parameters.to_vec();
+        self.ask(rm::ALLOC, &nvos64(client, parent, object, class, &parameters, 0));
     }
 
     fn control(&self, client: u32, command: u32, parameters: &[u32]) {
-        let [low, high] = halves(parameters);
+        let parameters = parameters.to_vec();
+        let [low, high] = halves(&parameters);
         self.ask(rm::CONTROL, &[client, client, command, 0, low, high, 0, 0]);
-        std::hint::black_box(parameters);
+        drop(parameters);
     }
 }
 
@@ -147,9 +150,7 @@ fn asks(bench: &mut Bench, what: impl FnOnce(&Caller)) -> Vec<Op> {
 fn allocations_duplicates_exports_and_frees_are_told(bench: &mut Bench) {
     let asked = asks(bench, |caller| {
         caller.allocate(0, 0, CLIENT, class::ROOT_CLIENT, &[]);
-        // Not a constant: the driver would bring the constant's page in, the double does not.
-        let device = std::hint::black_box([3, 0, 0, 0]);
-        caller.allocate(CLIENT, CLIENT, 2, class::DEVICE, &device);
+        caller.allocate(CLIENT, CLIENT, 2, class::DEVICE, &[3, 0, 0, 0]);
         caller.allocate(CLIENT, 2, 3, class::MEMORY_LOCAL_USER, &memory(5 << 30));
         // RM_ALLOC in its short form: status at 28.
         let parameters = memory(64 << 20);
@@ -233,8 +234,18 @@ fn meanwhile(what: impl Fn() + Sync, then: impl FnOnce()) {
     });
 }
 
+/// Whether the two threads meet is up to the scheduler: they get several chances.
+const CHANCES: usize = 20;
+
 fn arguments_that_change_meanwhile_are_not_believed(bench: &mut Bench) {
+    let met = (0..CHANCES).any(|_| arguments_change(bench));
+    assert!(met, "no change was noticed");
+}
+
+/// True when a change was noticed. Whatever is told is one of the two that were there.
+fn arguments_change(bench: &mut Bench) -> bool {
     const TIMES: usize = 3_000;
+    bench.start_over();
     let asked = asks(bench, |caller| {
         caller.allocate(0, 0, CLIENT, class::ROOT_CLIENT, &[]);
         let object = [CLIENT, 2, 5, 0].map(AtomicU32::new);
@@ -249,15 +260,21 @@ fn arguments_that_change_meanwhile_are_not_believed(bench: &mut Bench) {
             },
         );
     });
-    let changed = asked.iter().filter(|op| **op == Op::Missed { why: Missed::Changed }).count();
-    assert!(changed > 0 && asked.len() <= TIMES + 2, "{changed} of {}", asked.len());
+    assert!(asked.len() <= TIMES + 2, "{}", asked.len());
     let is_one = |op: &Op| matches!(op, Op::Free { client: CLIENT | OTHER, object: 5 });
     let others = asked.iter().filter(|op| !is_one(op) && !matches!(op, Op::Missed { .. } | Op::Client { .. } | Op::Known { .. }));
     assert_eq!(others.count(), 0, "{asked:#?}");
+    asked.contains(&Op::Missed { why: Missed::Changed })
 }
 
 fn arguments_that_vanish_meanwhile_are_counted(bench: &mut Bench) {
+    let met = (0..CHANCES).any(|_| arguments_vanish(bench));
+    assert!(met, "nothing was unreadable");
+}
+
+fn arguments_vanish(bench: &mut Bench) -> bool {
     const PAGE: usize = 4096;
+    bench.start_over();
     let asked = asks(bench, |caller| {
         caller.allocate(0, 0, CLIENT, class::ROOT_CLIENT, &[]);
         let (read, anonymous) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
@@ -284,7 +301,7 @@ fn arguments_that_vanish_meanwhile_are_counted(bench: &mut Bench) {
         matches!(op, Op::Client { client: CLIENT } | Op::Free { client: CLIENT, object: 5 } | Op::Missed { why: Missed::Unreadable })
     };
     assert_eq!(asked.iter().filter(believable).count(), asked.len(), "{asked:#?}");
-    assert!(asked.contains(&Op::Missed { why: Missed::Unreadable }));
+    asked.contains(&Op::Missed { why: Missed::Unreadable })
 }
 
 fn a_list_of_objects_is_told_one_by_one(bench: &mut Bench) {

@@ -5,7 +5,7 @@
 //! harness (`harness = false`), because the process that forks must have one thread, and because one attachment
 //! serves all tests.
 #![expect(unsafe_code, reason = "the misbehaving processes are made of bare system calls")]
-#![expect(clippy::unwrap_used, clippy::print_stdout, reason = "this is a test, with a harness of its own")]
+#![expect(clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "this is a test, with a harness of its own")]
 
 mod actors;
 mod asked;

@@ -80,6 +80,9 @@ impl<'a> Carrier<'a> {
             let op = Op::Gpu { gpu_id: *gpu_id, device: *device };
             self.ask(self.world.host.now, ProcessId::default(), (self.nowhere, NVIDIACTL), op);
         }
+        for (id, (at, why)) in &self.books.missed {
+            self.ask(*at, *id, (self.nowhere, NVIDIACTL), Op::Missed { why: *why });
+        }
         self.descriptions();
         self.park_orphans();
         for (_, item) in living(self.books) {

@@ -71,8 +71,6 @@ pub(super) struct Description {
     pub(super) seq: u64,
     /// The world knows it: it will say when it is released.
     pub(super) held: bool,
-    /// No NVIDIA file: nobody will say when it is released.
-    pub(super) unwatched: bool,
     /// First and last request through it.
     pub(super) first: BootNs,
     pub(super) last: BootNs,

@@ -71,6 +71,7 @@ impl Books {
             }
             Op::Map { client, object, base, length } => self.maps(call, (client, object), base, length),
             Op::Unmap { base } => self.unmap(rm.file, base),
+            Op::Missed { why } => self.misses(at, rm.id, why),
             Op::Gpu { gpu_id, device } => {
                 if self.gpu_ids.len() < GPU_IDS_MAX || self.gpu_ids.contains_key(&device) {
                     self.gpu_ids.insert(device, gpu_id);
@@ -342,7 +343,6 @@ impl Books {
         }
         let Some(description) = self.describe(at, to, call.held) else { return false };
         description.last = description.last.max(at);
-        description.unwatched |= kind == ExportKind::DmaBuf;
         description.exports.push(Export { seq, memory, kind, at });
         self.kept += 1;
         self.refer(memory, seq, Ref::Export { file: to, kind }, at);

@@ -4,11 +4,13 @@
 //! those that the driver rounded.
 
 use super::{Books, Client, Origin, bit};
-use crate::event::rm::{Handle, Role};
+use crate::event::rm::{Handle, Missed, Role};
 use crate::event::{BootNs, Dev, ProcessId, Token};
 use crate::world::World;
 use crate::world::file::File;
 
+/// Processes remembered whose requests were not understood.
+const MISSED_MAX: usize = 4_096;
 const NVIDIACTL: Dev = Dev::new(195, 255);
 
 /// Why something may be missing.
@@ -30,6 +32,13 @@ pub enum Gap<'a> {
         at: BootNs,
         /// Why.
         cause: &'a str,
+    },
+    /// A request of the process was granted and could not be understood or believed.
+    Missed {
+        /// Last when.
+        at: BootNs,
+        /// Why.
+        why: Missed,
     },
     /// A request contradicted what was known of a client.
     Inconsistent {
@@ -77,13 +86,35 @@ impl Books {
 
     /// Everything that the client allocated is here: what it has beside that is no GPU memory.
     pub(super) fn is_complete(&self, client: &Client) -> bool {
-        client.origin == Origin::Made && self.lost_since(client.at).is_none()
+        let missed = self.missed_since(client.process, client.at);
+        client.origin == Origin::Made && missed.is_none() && self.lost_since(client.at).is_none()
     }
 
     fn gap_of(&self, client: &Client) -> Option<Gap<'_>> {
         let named = (client.origin == Origin::Named).then_some(Gap::Named { at: client.at });
         let inconsistent = client.inconsistent.map(|at| Gap::Inconsistent { at });
-        named.or(inconsistent).or_else(|| self.lost_since(client.at))
+        let missed = self.missed_since(client.process, client.at);
+        named.or(inconsistent).or(missed).or_else(|| self.lost_since(client.at))
+    }
+
+    /// A request of this process was not understood.
+    pub(super) fn misses(&mut self, at: BootNs, id: ProcessId, why: Missed) {
+        if self.missed.len() >= MISSED_MAX && !self.missed.contains_key(&id) {
+            self.loses(at, "books_full", 1);
+            return;
+        }
+        let known = self.missed.entry(id).or_insert((at, why));
+        *known = (*known).max((at, why));
+    }
+
+    /// Of processes that are not known any more nothing needs to be said.
+    pub(in crate::world) fn forget_missed(&mut self, known: &dyn Fn(&ProcessId) -> bool) {
+        self.missed.retain(|id, _| known(id));
+    }
+
+    fn missed_since(&self, id: ProcessId, since: BootNs) -> Option<Gap<'static>> {
+        let (at, why) = self.missed.get(&id).copied().filter(|(at, _)| *at >= since)?;
+        Some(Gap::Missed { at, why })
     }
 
     fn lost_since(&self, since: BootNs) -> Option<Gap<'_>> {
@@ -98,7 +129,8 @@ impl World {
     pub fn gap_of_process(&self, id: ProcessId) -> Option<Gap<'_>> {
         let clients = || self.books.of_process(id).filter_map(|client| self.books.gap_of(client)).next();
         let opened = |file: &File| file.opener.is_some_and(|(opener, _)| opener == id);
-        clients().or_else(|| self.opened_before(opened)).or_else(|| self.books.lost_since(id.start()))
+        let missed = || self.books.missed_since(id, id.start());
+        clients().or_else(missed).or_else(|| self.opened_before(opened)).or_else(|| self.books.lost_since(id.start()))
     }
 
     /// What may be missing of the memory of a device instance.

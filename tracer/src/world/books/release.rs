@@ -54,7 +54,7 @@ impl Books {
 
     /// A complete scan that began then found every holder: what was last used before and is not held is released.
     pub(in crate::world) fn scanned(&mut self, began: BootNs, is_dead: &dyn Fn(ProcessId) -> bool) {
-        let unheld = self.descriptions.iter().filter(|(_, d)| !d.held && !d.unwatched && d.last < began);
+        let unheld = self.descriptions.iter().filter(|(_, d)| !d.held && d.last < began);
         let unheld: Vec<Token> = unheld.map(|(token, _)| *token).collect();
         for token in unheld {
             self.settle(token);

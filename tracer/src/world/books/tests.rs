@@ -7,8 +7,8 @@ mod model;
 use super::gap::Gap;
 use super::memory::{Memory, Ref};
 use super::{Books, Origin};
-use crate::event::rm::{ExportKind, Handle, Op};
-use crate::event::{Event, Hold, ProcessId, Role, What};
+use crate::event::rm::{ExportKind, Handle, Missed, Op};
+use crate::event::{Dev, Event, Hold, ProcessId, Role, Via, What};
 use crate::story::{CTL, DEVICE, GPU0, MIB, Story, UVM, bare, fold};
 use crate::world::World;
 use check::{consistent, dump};
@@ -310,15 +310,32 @@ fn objects_of_one_handle_are_imported_in_order_by_each_client() {
 }
 
 #[test]
-fn a_dma_buf_keeps_memory_and_nobody_will_say_when_it_is_closed() {
+fn a_dma_buf_keeps_memory_as_long_as_somebody_has_it() {
     let mut cuda = cuda();
-    let op = Op::Export { client: CLIENT, object: OBJECT, to: 0xdb, kind: ExportKind::DmaBuf };
+    let made = cuda.story.opens(cuda.id, Dev::DMA_BUF);
+    let op = Op::Export { client: CLIENT, object: OBJECT, to: made.file, kind: ExportKind::DmaBuf };
     cuda.story.asks(cuda.id, &cuda.gpu, op);
+    let other = cuda.story.process(900, "other");
+    cuda.story.found(&Hold { id: other, via: Some(Via::ScmRights), ..made.clone() });
     cuda.story.killed((ProcessId(12, 5), "bash"), cuda.id);
     cuda.story.scanned();
     let world = checked(&cuda.story);
-    assert_eq!(refs(only(world.books())), [Ref::Export { file: 0xdb, kind: ExportKind::DmaBuf }]);
-    assert!(world.books().is_unwatched(0xdb));
+    assert_eq!(refs(only(world.books())), [Ref::Export { file: made.file, kind: ExportKind::DmaBuf }]);
+    cuda.story.push(What::Drop { id: other, tid: None, fd: made.fd, file: made.file });
+    assert_eq!(checked(&cuda.story).books().memories().count(), 0);
+}
+
+#[test]
+fn a_request_that_was_not_understood_leaves_a_gap_in_the_books_of_who_made_it() {
+    let mut cuda = cuda();
+    let (importer, _) = cuda.importer();
+    assert_eq!(checked(&cuda.story).books().gap_of_client(CLIENT), None);
+    cuda.story.asks(cuda.id, &cuda.ctl, Op::Missed { why: Missed::Changed });
+    let world = checked(&cuda.story);
+    let at = cuda.story.now;
+    assert_eq!(world.books().gap_of_client(CLIENT), Some(Gap::Missed { at, why: Missed::Changed }));
+    assert_eq!(world.gap_of_process(cuda.id), Some(Gap::Missed { at, why: Missed::Changed }));
+    assert_eq!(world.gap_of_process(importer), None);
 }
 
 #[test]

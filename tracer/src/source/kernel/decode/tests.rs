@@ -60,7 +60,7 @@ fn a_registered_file_gets_a_token_that_no_file_can_have() {
 
 #[test]
 fn an_open_says_who_opened_which_device() {
-    let tail = [0xffff_8881_0000_1000, 0xffff_8881_0000_2000, 0xffff_8881_0000_3000, 0, pair(7, 195 << 20 | 255)];
+    let tail = [0xffff_8881_0000_1000, 0xffff_8881_0000_2000, 0xffff_8881_0000_3000, 0, 0, 0, pair(7, 195 << 20 | 255)];
     let bytes = record(10, size_of::<record::File>(), flag::CLOEXEC | flag::SHARED_FILES, &tail);
     let What::Hold(hold) = event(&bytes) else { panic!() };
     assert_eq!((hold.id, hold.tid, hold.fd, hold.dev), (WHO, None, 7, Dev::new(195, 255)));
@@ -72,7 +72,7 @@ fn an_open_says_who_opened_which_device() {
 
 #[test]
 fn a_descriptor_in_a_table_of_its_own_names_the_thread() {
-    let bytes = record(32, size_of::<record::File>(), 0, &[1, 2, 3, 0, pair(7, 1 << 20)]);
+    let bytes = record(32, size_of::<record::File>(), 0, &[1, 2, 3, 0, 0, 0, pair(7, 1 << 20)]);
     let Line::File(line) = line(&bytes, TOKENS) else { panic!() };
     assert_eq!(line.hold.tid, Some(581));
     assert_eq!((line.hold.via, line.hold.since), (None, None));

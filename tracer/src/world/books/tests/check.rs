@@ -110,8 +110,8 @@ pub(crate) fn dump(books: &Books) -> Vec<String> {
     }
     for (token, d) in &books.descriptions {
         let space = d.space.as_ref().map(|s| (s.made.then_some((s.at, s.flags)), &s.gpus, s.unknown));
-        lines.push(format!("description {token:x} {} {} {:?} {:?} {space:?}", d.held, d.unwatched, d.pins, d.pinned_by));
+        lines.push(format!("description {token:x} {} {:?} {:?} {space:?}", d.held, d.pins, d.pinned_by));
     }
-    lines.push(format!("{:?} {:?}", books.gpu_ids, books.loss));
+    lines.push(format!("{:?} {:?}", books.gpu_ids, (&books.loss, &books.missed)));
     lines
 }
