@@ -12,8 +12,12 @@ pub mod driver_reserve;
 pub mod ending;
 pub mod evidence;
 pub mod exit_blocked;
+pub mod exported_handle;
+pub mod imported_memory;
 pub mod inherited_descriptor;
+pub mod kernel_client;
 pub mod leader_exited;
+pub mod mps_server;
 pub mod no_holder;
 pub mod orphaned_process;
 pub mod owner_alive;
@@ -21,6 +25,7 @@ pub mod owner_stopped;
 mod owners;
 pub mod passed_descriptor;
 pub mod remedy;
+pub mod shares;
 pub mod signal_not_fatal;
 pub mod teardown_running;
 pub mod unknown;
@@ -70,6 +75,8 @@ const fn rule(id: CauseId, judge: fn(&Case<'_>) -> Option<Verdict>) -> Rule {
 pub const RULES: &[Rule] = &[
     // Not anybody's memory at all: nothing else applies.
     rule(CauseId::DriverReserve, driver_reserve::judge),
+    // Another process's reference: nothing about the allocator's own files or life explains it.
+    rule(CauseId::ImportedMemory, imported_memory::judge),
     // A dumping process is also dying of a signal and looks stuck: the dump is the reason.
     rule(CauseId::CoreDump, core_dump::judge),
     // A stopped process also has signals pending: they wait for it to continue.
@@ -83,10 +90,15 @@ pub const RULES: &[Rule] = &[
     rule(CauseId::SignalNotFatal, signal_not_fatal::judge),
     // `ps` shows it as a zombie: that must be explained before its parentage is.
     rule(CauseId::LeaderExited, leader_exited::judge),
+    // Its parent is PID 1 and its launcher gone by design; and a dead client's memory is with the server.
+    rule(CauseId::MpsServer, mps_server::judge),
     rule(CauseId::OrphanedProcess, orphaned_process::judge),
     // Every living owner that nothing above explains.
     rule(CauseId::OwnerAlive, owner_alive::judge),
-    // From here the owner is dead or unknown. In flight answers only when nothing else holds the files.
+    // From here the owner is dead or unknown. What kind of file is left explains more than how it came to its holder.
+    rule(CauseId::ExportedHandle, exported_handle::judge),
+    rule(CauseId::KernelClient, kernel_client::judge),
+    // In flight answers only when nothing else holds the files.
     rule(CauseId::DescriptorInFlight, descriptor_in_flight::judge),
     // Passed answers only when no forked holder has the files from the owner's side.
     rule(CauseId::PassedDescriptor, passed_descriptor::judge),

@@ -3,8 +3,11 @@
 //! Always true: an explanation is a pure function of a [`World`](crate::world::World) (see [`explain`]); it holds no
 //! clock reading of its own, is in a fixed order, and serialises to the documented JSON as it stands.
 
+mod ids;
 mod limits;
 mod parts;
+
+pub use ids::{CauseId, Confidence};
 
 use crate::cause::{self, account};
 use crate::event::Via;
@@ -13,54 +16,6 @@ use serde::{Deserialize, Serialize};
 
 /// Schema name written into every JSON explanation.
 pub const SCHEMA: &str = "outlive.explanation/1";
-
-/// Why memory outlives its owner. Stable identifiers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum CauseId {
-    /// A forked child still has the dead owner's descriptions.
-    InheritedDescriptor,
-    /// Another process received one.
-    PassedDescriptor,
-    /// One sits unread in a unix socket, or is registered in an io_uring.
-    DescriptorInFlight,
-    /// The main thread is a zombie, other threads live and hold everything.
-    LeaderExited,
-    /// The launcher died; a worker with its own context lives on.
-    OrphanedProcess,
-    /// What was killed was not the owner; nothing was sent to the owner, or it survived it.
-    OwnerAlive,
-    /// A signal is handled, ignored, blocked or still pending.
-    SignalNotFatal,
-    /// Stop signal, freezer, ptrace stop.
-    OwnerStopped,
-    /// The dump is still being written.
-    CoreDump,
-    /// A thread is stuck in the NVIDIA driver.
-    ExitBlockedInDriver,
-    /// A thread is stuck in other kernel code.
-    ExitBlockedElsewhere,
-    /// Memory is falling, or the exit is under way.
-    TeardownRunning,
-    /// The driver's and firmware's own reserve: not a leak.
-    DriverReserve,
-    /// Nothing holds it.
-    NoHolder,
-    /// Not enough evidence.
-    Unknown,
-}
-
-/// How sure.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Confidence {
-    /// Every link was seen.
-    Exact,
-    /// A link was deduced; the evidence says which.
-    Inferred,
-    /// Not enough evidence.
-    Unknown,
-}
 
 /// Everything that outlive has to say at one moment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -129,6 +84,29 @@ pub struct GpuPart {
     pub attributed_bytes: Option<u64>,
     /// used − attributed.
     pub unexplained_bytes: Option<u64>,
+    /// What the used bytes are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub account: Option<AccountPart>,
+}
+
+/// used = owners + Σ held + unexplained, when no figure contradicts another.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AccountPart {
+    /// Of living owners, in order.
+    pub owners_bytes: u64,
+    /// What outlives its owner or the attempt to end it, by cause.
+    pub held: Vec<HeldPart>,
+    /// Nobody's, as far as is known.
+    pub unexplained_bytes: u64,
+}
+
+/// Held memory of one cause.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HeldPart {
+    /// Why.
+    pub cause: CauseId,
+    /// Bytes.
+    pub bytes: u64,
 }
 
 /// Memory (or, without NVML, descriptions) held for one owner.
@@ -152,6 +130,73 @@ pub struct Holding {
     pub evidence: Vec<Evidence>,
     /// Least harmful first.
     pub remedy: Vec<Remedy>,
+    /// What the allocations that were seen add up to; absent when none was seen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub books: Option<BooksPart>,
+    /// The largest allocations of it, at most 32.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub objects: Vec<ObjectPart>,
+}
+
+/// The allocations that were seen, beside NVML's figure.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BooksPart {
+    /// What NVML should charge: memory of which this process has the oldest reference. Where NVML charges nobody: what is held.
+    pub bytes: u64,
+    /// Allocations in that.
+    pub objects: usize,
+    /// Everything was seen.
+    pub complete: bool,
+    /// Why something may be missing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub missing: Option<String>,
+    /// NVML's figure for the owner's PID on this GPU.
+    pub nvml_bytes: Option<u64>,
+    /// Bytes in both figures that another process allocated; they are not in the holding's `bytes`.
+    #[serde(default)]
+    pub of_others_bytes: u64,
+}
+
+/// One allocation: an object of the driver.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ObjectPart {
+    /// Bytes; null when its allocation was not seen.
+    pub bytes: Option<u64>,
+    /// Handle of the client that allocated it, in hexadecimal.
+    pub client: Option<String>,
+    /// Its handle there.
+    pub object: Option<String>,
+    /// RFC 3339.
+    pub since: Option<String>,
+    /// What keeps it, oldest first: "client c1d0001e of python3 (PID 574)", "nvidia-uvm mapping", "exported handle".
+    pub kept_by: Vec<String>,
+}
+
+impl Holding {
+    /// Something outlives its owner here (exit code 3). A server that keeps its own memory, and files that hold none, are no such thing.
+    #[must_use]
+    pub fn outlives(&self) -> bool {
+        self.rank() == 0
+    }
+
+    /// Neither outlives anything nor asks for anything.
+    #[must_use]
+    pub fn is_ordinary(&self) -> bool {
+        self.rank() >= 2
+    }
+
+    /// 0 what outlives its owner, 1 what cannot be told, 2 the living and what holds nothing, 3 the reserve.
+    fn rank(&self) -> u8 {
+        let lives = || self.owner.as_ref().is_some_and(|owner| !matches!(owner.state.as_str(), "gone" | "zombie"));
+        match self.cause {
+            CauseId::DriverReserve => 3,
+            CauseId::OwnerAlive => 2,
+            CauseId::MpsServer if lives() => 2,
+            _ if self.bytes == Some(0) => 2,
+            CauseId::Unknown => 1,
+            _ => 0,
+        }
+    }
 }
 
 /// The owner.
@@ -301,7 +346,7 @@ pub fn explain(world: &World) -> Explanation {
     // Most important first: what outlives its owner, what cannot be told, the living, the reserve; then by size.
     holdings.sort_by_cached_key(|h| {
         let pid = h.owner.as_ref().map(|owner| owner.pid);
-        (rank(h.cause), std::cmp::Reverse(h.bytes), h.gpu, pid, h.summary.clone())
+        (h.rank(), std::cmp::Reverse(h.bytes), h.gpu, pid, h.summary.clone())
     });
     let host = world.host();
     let header = host.header.as_deref();
@@ -327,20 +372,11 @@ pub fn explain(world: &World) -> Explanation {
     }
 }
 
-const fn rank(cause: CauseId) -> u8 {
-    match cause {
-        CauseId::OwnerAlive => 2,
-        CauseId::DriverReserve => 3,
-        CauseId::Unknown => 1,
-        _ => 0,
-    }
-}
-
 impl Explanation {
     /// The verdict as an exit code: 3 when memory outlives its owner, 4 when that cannot be told, else 0.
     #[must_use]
     pub fn exit_code(&self) -> u8 {
-        let worst = self.holdings.iter().map(|holding| rank(holding.cause)).min();
+        let worst = self.holdings.iter().map(Holding::rank).min();
         match worst {
             Some(0) => 3,
             Some(1) => 4,

@@ -26,7 +26,7 @@ mod properties;
 mod tests;
 
 use crate::event::rm::{Op, Rm};
-use crate::event::{BootNs, Event, Header, ProcessId, ProcessState, Token, What};
+use crate::event::{BootNs, Dev, DeviceNode, Event, Header, Node, ProcessId, ProcessState, Token, What};
 use crate::explanation::LimitPart;
 use books::Books;
 use file::File;
@@ -126,6 +126,14 @@ impl World {
     #[must_use]
     pub fn host(&self) -> &Host {
         &self.host
+    }
+
+    /// What a device number is for, by the nodes in the header.
+    #[must_use]
+    pub fn node_of(&self, dev: Dev) -> Node {
+        let nodes = self.host.header.iter().flat_map(|header| &header.devices);
+        let known = nodes.into_iter().find(|node| node.dev == dev).map(DeviceNode::node);
+        known.unwrap_or_else(|| DeviceNode { dev, path: String::new() }.node())
     }
 
     /// GPUs by NVML index.

@@ -1,12 +1,15 @@
 //! Who owns what: from the world's descriptions and NVML's figures to cases.
 //!
 //! Always true: every description with a holder is in exactly one group; no byte is given to two cases; a figure is
-//! taken from NVML where NVML has one, and is what remains of the GPU where exactly one case can have it.
+//! taken from NVML where NVML has one, else from the books, and is what remains of the GPU where exactly one case can have it.
 
 use super::case::{BytesFrom, Case, HolderView, Kind, Owner, OwnerFrom};
+use super::shares::{Imported, Shares};
 use super::{owners, via};
-use crate::event::ProcessId;
+use crate::event::{Dev, Node, ProcessId, Role, Via};
 use crate::world::World;
+use crate::world::books::gap::Gap;
+use crate::world::books::memory::Ref;
 use crate::world::file::File;
 use crate::world::process::Process;
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,45 +23,119 @@ const RESERVE_MAX: u64 = 1 << 30;
 #[must_use]
 pub fn cases(world: &World) -> Vec<Case<'_>> {
     let groups = owners::groups(world);
+    let shares = Shares::of(world);
     let open: BTreeSet<u32> = groups.iter().flat_map(|group| group.candidates.iter().copied()).collect();
     let mut cases = Vec::new();
     let mut used_lines: BTreeSet<(u32, u32)> = BTreeSet::new();
     for group in groups {
         let case = Case {
-            world,
-            kind: Kind::Files,
-            gpu: None,
-            bytes: None,
-            bytes_from: BytesFrom::Nobody,
             owner: group.owner,
             holders: holders(world, group.owner, &group.files),
             files: group.files,
             candidates: group.candidates,
+            ..empty(world, Kind::Files)
         };
-        cases.extend(per_gpu(case, &mut used_lines));
+        cases.extend(per_gpu(case, &mut used_lines, &shares));
     }
+    cases.extend(shares.imported.iter().map(|import| imported(world, import)));
     cases.extend(listed(world, &used_lines, &open));
     remainders(world, &mut cases);
+    managed(world, &mut cases);
     leftovers(world, &mut cases);
     cases
 }
 
-/// The case once per GPU on which NVML charges its owner, or once.
-fn per_gpu<'a>(case: Case<'a>, used: &mut BTreeSet<(u32, u32)>) -> Vec<Case<'a>> {
-    let Some(owner) = case.owner else { return vec![case] };
-    let pid = owner.id.tgid();
+fn empty(world: &World, kind: Kind) -> Case<'_> {
+    Case {
+        world,
+        kind,
+        gpu: None,
+        bytes: None,
+        bytes_from: BytesFrom::Nobody,
+        nvml: None,
+        of_others: 0,
+        share: None,
+        owner: None,
+        files: Vec::new(),
+        holders: Vec::new(),
+        candidates: Vec::new(),
+    }
+}
+
+/// The case once per GPU on which NVML charges its owner or the books know memory of it, or once.
+fn per_gpu<'a>(case: Case<'a>, used: &mut BTreeSet<(u32, u32)>, shares: &Shares<'a>) -> Vec<Case<'a>> {
+    let tokens = case.files.iter().map(|file| file.token).collect();
+    let mut of_books = shares.of_files(&tokens);
     let mut split = Vec::new();
     for (index, gpu) in case.world.gpus() {
-        let Some(bytes) = gpu.charged(pid) else { continue };
+        let Some(owner) = case.owner else { break };
+        let pid = owner.id.tgid();
+        let Some(charged) = gpu.charged(pid) else { continue };
         // Of two owners with one number, the lines are those of the one that was there when they appeared.
         let first_seen = gpu.of_pid(pid).map(|line| line.first_seen).min().unwrap_or_default();
         if owner.id.start() > first_seen || !used.insert((*index, pid)) {
             continue;
         }
-        let bytes_from = if bytes.is_some() { BytesFrom::Nvml } else { BytesFrom::Nobody };
-        split.push(Case { gpu: Some(*index), bytes, bytes_from, ..case.clone() });
+        let of_others = charged.map_or(0, |all| shares.charged_for_others(owner.id, *index).min(all));
+        let share = of_books.remove(&Some(*index));
+        let (bytes, bytes_from) = match (charged, &share) {
+            (Some(all), _) => (Some(all - of_others), BytesFrom::Nvml),
+            (None, Some(share)) => (Some(share.bytes()), BytesFrom::Books),
+            (None, None) => (None, BytesFrom::Nobody),
+        };
+        split.push(Case { gpu: Some(*index), bytes, bytes_from, nvml: charged, of_others, share, ..case.clone() });
     }
-    if split.is_empty() { vec![case] } else { split }
+    for (gpu, share) in of_books {
+        // Pieces of unknown size only say that there is something.
+        let bytes = Some(share.bytes()).filter(|bytes| *bytes > 0 || share.is_sized());
+        let bytes_from = if bytes.is_some() { BytesFrom::Books } else { BytesFrom::Nobody };
+        split.push(Case { gpu, bytes, bytes_from, share: Some(share), ..case.clone() });
+    }
+    if split.is_empty() { vec![of_dma_bufs(case)] } else { split }
+}
+
+/// Without a recording, the kernel still tells how large a dma-buf is.
+fn of_dma_bufs(case: Case<'_>) -> Case<'_> {
+    let sizes = case.files.iter().map(|file| file.bytes.filter(|_| file.dev == Dev::DMA_BUF));
+    let Some(bytes) = sizes.sum::<Option<u64>>().filter(|_| !case.files.is_empty()) else { return case };
+    let gpu = match case.world.gpus().keys().collect::<Vec<_>>()[..] {
+        [only] => Some(*only),
+        _ => None,
+    };
+    Case { gpu, bytes: Some(bytes), bytes_from: BytesFrom::DmaBuf, ..case }
+}
+
+/// Memory whose maker's handle is gone and that others imported.
+fn imported<'a>(world: &'a World, import: &Imported<'a>) -> Case<'a> {
+    let owner = import.maker.map(|id| Owner { id, process: owners::lookup(world, id), from: OwnerFrom::Allocator });
+    let mut holders: BTreeMap<(ProcessId, Via), HolderView<'a>> = BTreeMap::new();
+    let references = import.share.memories.iter().flat_map(|memory| memory.refs());
+    for taken in references {
+        let via = match taken.what {
+            Ref::Object { .. } => Via::Import,
+            Ref::Export { .. } => Via::ExportFd,
+            Ref::Space { .. } => continue,
+        };
+        let Some(file) = world.books().keeper(&taken.what).and_then(|token| world.file(token)) else { continue };
+        for ((id, _), holder) in &file.holders {
+            let Some(process) = world.process(*id).filter(|process| Some(process.id()) != import.maker) else { continue };
+            let new = || HolderView { process, via, deduced: None, from: import.maker, since: Some(taken.at), descriptors: Vec::new() };
+            let view = holders.entry((*id, via)).or_insert_with(new);
+            view.descriptors.extend(holder.slots.iter().map(|slot| (slot.fd, file.dev, slot.tid)));
+            view.descriptors.sort_unstable();
+            view.descriptors.dedup();
+        }
+    }
+    let bytes = Some(import.share.bytes()).filter(|bytes| *bytes > 0);
+    Case {
+        gpu: import.gpu,
+        bytes,
+        bytes_from: if bytes.is_some() { BytesFrom::Books } else { BytesFrom::Nobody },
+        share: Some(import.share.clone()),
+        owner,
+        holders: holders.into_values().collect(),
+        ..empty(world, Kind::Imported)
+    }
 }
 
 /// Lines of NVML whose PID owns no description that we know of.
@@ -73,15 +150,13 @@ fn listed<'a>(world: &'a World, used: &BTreeSet<(u32, u32)>, open: &BTreeSet<u32
             let id = process.map_or(ProcessId(pid, 0), Process::id);
             let bytes = gpu.charged(pid).flatten();
             cases.push(Case {
-                world,
-                kind: Kind::Listed,
                 gpu: Some(*index),
                 bytes,
                 bytes_from: if bytes.is_some() { BytesFrom::Nvml } else { BytesFrom::Nobody },
+                nvml: bytes,
                 owner: Some(Owner { id, process, from: OwnerFrom::NvmlOnly }),
-                files: Vec::new(),
-                holders: Vec::new(),
                 candidates: open.iter().copied().filter(|candidate| *candidate == pid).collect(),
+                ..empty(world, Kind::Listed)
             });
         }
     }
@@ -110,24 +185,45 @@ fn touches(case: &Case<'_>, index: u32) -> bool {
     nodes.peek().is_none() || minor.is_none() || nodes.any(|dev| Some(dev.minor()) == minor)
 }
 
-/// Gives what remains of a GPU to the one case that can have it. The dead come first: NVML names the living.
+/// The books know everything that the case has.
+fn is_settled(case: &Case<'_>) -> bool {
+    match (case.bytes_from, &case.share) {
+        (BytesFrom::Nvml | BytesFrom::DmaBuf, _) => true,
+        (_, Some(share)) => share.is_sized() && gap(case).is_none(),
+        _ => false,
+    }
+}
+
+/// What may be missing of the case's memory in the books.
+#[must_use]
+pub fn gap<'a>(case: &Case<'a>) -> Option<Gap<'a>> {
+    case.world.gap_of_process(case.owner?.id)
+}
+
+/// Gives what remains of a GPU to the one case that can have it. The dead come first: NVML names the living, unless it has no
+/// lists at all.
 fn remainders(world: &World, cases: &mut Vec<Case<'_>>) {
-    for &index in world.gpus().keys() {
+    for (&index, gpu) in world.gpus() {
         let Some(left) = unexplained(world, cases, index).filter(|left| *left > NOISE_BYTES) else { continue };
-        let fits = |c: &Case<'_>| c.kind == Kind::Files && c.bytes_from != BytesFrom::Nvml && touches(c, index);
+        let fits = |c: &Case<'_>| c.kind == Kind::Files && !is_settled(c) && touches(c, index);
         let dead: Vec<usize> =
             (0..cases.len()).filter(|i| fits(&cases[*i]) && cases[*i].living_owner().is_none()).collect();
         let living = || (0..cases.len()).filter(|i| fits(&cases[*i])).collect();
-        let fitting: Vec<usize> = if dead.is_empty() { living() } else { dead };
+        let fitting: Vec<usize> = match dead.is_empty() {
+            true if gpu.listed_at.is_none() => living(),
+            _ => dead,
+        };
         let [only] = fitting[..] else { continue };
+        let known = cases[only].bytes.filter(|_| cases[only].gpu == Some(index)).unwrap_or_default();
         let share = Case {
             gpu: Some(index),
-            bytes: Some(left),
+            bytes: Some(left.saturating_add(known)),
             bytes_from: BytesFrom::Remainder,
             ..cases[only].clone()
         };
         // The same files may hold what remains of several GPUs.
-        if cases[only].bytes.is_none() { cases[only] = share } else { cases.push(share) }
+        let same = cases[only].bytes.is_none() || cases[only].gpu == Some(index);
+        if same { cases[only] = share } else { cases.push(share) }
     }
     let settled = |c: &Case<'_>, index: u32| {
         // An older sample says nothing of what was opened since.
@@ -138,7 +234,7 @@ fn remainders(world: &World, cases: &mut Vec<Case<'_>>) {
     let empty: Vec<bool> = cases
         .iter()
         .map(|c| {
-            c.kind == Kind::Files && c.bytes.is_none() && !world.gpus().is_empty() && world.gpus().keys().all(|i| settled(c, *i))
+            c.kind == Kind::Files && c.bytes.is_none() && c.candidates.is_empty() && !world.gpus().is_empty() && world.gpus().keys().all(|i| settled(c, *i))
         })
         .collect();
     for (case, empty) in cases.iter_mut().zip(empty) {
@@ -149,36 +245,69 @@ fn remainders(world: &World, cases: &mut Vec<Case<'_>>) {
     }
 }
 
+/// Managed memory (cudaMallocManaged) is no object of the driver and in no figure of NVML: what remains of a GPU is that of the
+/// one context that can have some. It lives with the address space of /dev/nvidia-uvm.
+fn managed(world: &World, cases: &mut Vec<Case<'_>>) {
+    for &index in world.gpus().keys() {
+        let Some(left) = unexplained(world, cases, index).filter(|left| *left > NOISE_BYTES) else { continue };
+        let mut fitting = cases.iter().filter(|case| case.gpu == Some(index) && may_be_managed(case));
+        let (Some(case), None) = (fitting.next(), fitting.next()) else { continue };
+        let case = Case {
+            kind: Kind::Managed,
+            bytes: Some(left),
+            bytes_from: BytesFrom::Remainder,
+            nvml: None,
+            of_others: 0,
+            share: None,
+            ..case.clone()
+        };
+        cases.push(case);
+    }
+}
+
+/// It has a context, and an address space that can have managed memory.
+fn may_be_managed(case: &Case<'_>) -> bool {
+    let space = |file: &&File| {
+        let unified = case.world.node_of(file.dev) == Node::Uvm && file.role != Some(Role::SpaceMm);
+        // When it was seen to be made, it was seen to get its GPUs.
+        unified && case.world.books().space(file.token).is_none_or(|space| !space.made || !space.gpus.is_empty())
+    };
+    case.kind == Kind::Files && case.bytes.is_some_and(|bytes| bytes > 0) && case.files.iter().any(space)
+}
+
 /// What is left of each GPU when no case can have it, and the driver's reserve when there is nothing else.
 fn leftovers<'a>(world: &'a World, cases: &mut Vec<Case<'a>>) {
     for (&index, gpu) in world.gpus() {
         let Some(memory) = gpu.memory else { continue };
         let left = unexplained(world, cases, index).unwrap_or_default();
-        let shared = cases.iter().any(|c| c.bytes.is_none() && touches(c, index));
+        // The dead who may have it are told of themselves.
+        let told = |c: &Case<'_>| c.kind == Kind::Files && c.bytes.is_none() && c.living_owner().is_none() && touches(c, index);
         let (kind, bytes) = match memory.reserved {
-            _ if left > NOISE_BYTES && shared => continue,
+            _ if left > NOISE_BYTES && cases.iter().any(told) => continue,
             None if left > NOISE_BYTES && left <= RESERVE_MAX => (Kind::Reserve, left),
             _ if left > NOISE_BYTES => (Kind::Leftover, left),
             Some(reserved) if reserved > 0 && memory.used <= NOISE_BYTES => (Kind::Reserve, reserved),
             _ => continue,
         };
+        // The living who may have it: NVML does not list them, or their memory may be managed, and nothing rules them out.
+        let may = |c: &&Case<'_>| c.kind == Kind::Files && touches(c, index) && (may_be_managed(c) || c.bytes.is_none() && !is_settled(c));
+        let pids: BTreeSet<u32> = match kind {
+            Kind::Leftover => cases.iter().filter(may).filter_map(|c| c.living_owner()).map(|p| p.id().tgid()).collect(),
+            _ => BTreeSet::new(),
+        };
         cases.push(Case {
-            world,
-            kind,
             gpu: Some(index),
             bytes: Some(bytes),
             bytes_from: if memory.reserved.is_some() && kind == Kind::Reserve { BytesFrom::Nvml } else { BytesFrom::Remainder },
-            owner: None,
-            files: Vec::new(),
-            holders: Vec::new(),
-            candidates: Vec::new(),
+            candidates: pids.into_iter().collect(),
+            ..empty(world, kind)
         });
     }
 }
 
 /// Who keeps these descriptions open: one view per process and way.
 fn holders<'a>(world: &'a World, owner: Option<Owner<'a>>, files: &[&'a File]) -> Vec<HolderView<'a>> {
-    let mut views: BTreeMap<(ProcessId, crate::event::Via), HolderView<'a>> = BTreeMap::new();
+    let mut views: BTreeMap<(ProcessId, Via), HolderView<'a>> = BTreeMap::new();
     for file in files {
         for ((id, place), holder) in &file.holders {
             let Some(process) = world.process(*id) else { continue };

@@ -3,6 +3,7 @@
 //! Always true: plain borrowed data made by [`account`](super::account); a cause reads it and decides, and changes
 //! nothing.
 
+use super::shares::{Share, device_of_gpu};
 use super::words;
 use crate::event::{BootNs, Dev, ProcessId, Via};
 use crate::world::World;
@@ -21,6 +22,10 @@ pub enum Kind {
     Files,
     /// NVML charges a PID that holds nothing we know of.
     Listed,
+    /// Memory that one process allocated and another one imported and keeps.
+    Imported,
+    /// Managed memory: no object of the driver and no figure of NVML, only used memory of the GPU.
+    Managed,
     /// Used memory of a GPU that nobody accounts for.
     Leftover,
     /// The driver's reserve.
@@ -32,6 +37,10 @@ pub enum Kind {
 pub enum BytesFrom {
     /// NVML charges them to the owner's PID.
     Nvml,
+    /// They are the sum of the allocations that were seen.
+    Books,
+    /// The kernel tells the size of the dma-bufs.
+    DmaBuf,
     /// What is left of the GPU's used memory after everyone else's.
     Remainder,
     /// Nobody says.
@@ -43,6 +52,8 @@ pub enum BytesFrom {
 pub enum OwnerFrom {
     /// Its opens were seen, or the descriptions carry its credentials.
     Opener,
+    /// It was seen to allocate the memory.
+    Allocator,
     /// NVML charges memory to it, and it holds the files.
     NvmlHolder,
     /// NVML charges memory to this PID, and no other owner is left to match.
@@ -64,7 +75,7 @@ impl OwnerFrom {
     #[must_use]
     pub const fn deduced(self) -> Option<&'static str> {
         Some(match self {
-            OwnerFrom::Opener | OwnerFrom::NvmlOnly => return None,
+            OwnerFrom::Opener | OwnerFrom::Allocator | OwnerFrom::NvmlOnly => return None,
             OwnerFrom::NvmlHolder => "it holds the files and NVML charges the memory to it",
             OwnerFrom::NvmlAlone => "NVML charges memory to this PID and no other owner fits these files",
             OwnerFrom::NvmlGroup => "NVML charges memory to this PID, and it led the holder's process group or session",
@@ -94,6 +105,15 @@ impl Owner<'_> {
     pub fn stage(&self) -> Option<Stage> {
         self.process.map(Process::stage)
     }
+}
+
+/// A sum of allocations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sum {
+    /// Bytes.
+    pub bytes: u64,
+    /// How many.
+    pub objects: usize,
 }
 
 /// One process's share in keeping the case's descriptions open, in one way.
@@ -126,6 +146,12 @@ pub struct Case<'a> {
     pub bytes: Option<u64>,
     /// How they are known.
     pub bytes_from: BytesFrom,
+    /// What NVML charges to the owner's PID on this GPU.
+    pub nvml: Option<u64>,
+    /// Bytes in that figure that another process allocated: they are not in `bytes`.
+    pub of_others: u64,
+    /// The books' memory of this case.
+    pub share: Option<Share<'a>>,
     /// Whose it is.
     pub owner: Option<Owner<'a>>,
     /// The descriptions.
@@ -164,6 +190,28 @@ impl<'a> Case<'a> {
         })
     }
 
+    /// What the allocations that were seen add up to, where NVML charges the owner: what it should charge; else: what is held.
+    #[must_use]
+    pub fn books(&self) -> Option<Sum> {
+        if !matches!(self.kind, Kind::Files | Kind::Imported | Kind::Listed) {
+            return None;
+        }
+        let books = self.world.books();
+        let of_share = |share: &Share<'_>| Sum { bytes: share.bytes(), objects: share.memories.len() };
+        let owner = self.owner.map(|owner| owner.id).filter(|_| self.nvml.is_some());
+        let Some(id) = owner else { return self.share.as_ref().map(of_share) };
+        books.of_process(id).next()?;
+        let device = self.gpu.and_then(|gpu| device_of_gpu(self.world, gpu));
+        Some(Sum { bytes: books.charged(id, device), objects: books.charged_objects(id, device) })
+    }
+
+    /// Why something may be missing in the books of this case.
+    #[must_use]
+    pub fn gap_words(&self) -> Option<String> {
+        let Some(owner) = self.owner else { return Some("the process that allocated it is not known".to_owned()) };
+        self.world.gap_of_process(owner.id).map(|gap| words::gap(&gap))
+    }
+
     /// Holders other than the owner.
     pub fn others(&self) -> impl Iterator<Item = &HolderView<'a>> {
         let owner = self.owner.map(|owner| owner.id);
@@ -190,6 +238,9 @@ impl<'a> Case<'a> {
     /// "2.5 GiB on GPU 0", "GPU memory", ...
     #[must_use]
     pub fn what(&self) -> String {
+        if let (Kind::Managed, Some(bytes), Some(gpu)) = (self.kind, self.bytes, self.gpu) {
+            return format!("{} of managed memory on GPU {gpu}", words::size(bytes));
+        }
         match (self.bytes, self.gpu) {
             (Some(0), Some(gpu)) => format!("A GPU context that holds no memory on GPU {gpu}"),
             (Some(0), None) => "A GPU context that holds no memory".to_owned(),

@@ -85,6 +85,7 @@ fn ownership(case: &Case<'_>, notes: &mut Vec<Note>) {
 }
 
 fn bytes(case: &Case<'_>, notes: &mut Vec<Note>) {
+    books(case, notes);
     let (Some(bytes), Some(gpu)) = (case.bytes, case.gpu) else {
         if case.bytes == Some(0) {
             notes.push(note(None, "NVML charges no memory to it, and no used memory is left unexplained"));
@@ -94,8 +95,14 @@ fn bytes(case: &Case<'_>, notes: &mut Vec<Note>) {
     let pid = case.owner.map(|owner| owner.id.tgid());
     match (case.bytes_from, pid) {
         (BytesFrom::Nvml, Some(pid)) => {
-            notes.push(note(None, format!("NVML charges {} on GPU {gpu} to PID {pid}", words::size(bytes))));
+            let all = words::size(case.nvml.unwrap_or(bytes));
+            let others = match case.of_others {
+                0 => String::new(),
+                of_others => format!("; {} of it another process allocated", words::size(of_others)),
+            };
+            notes.push(note(None, format!("NVML charges {all} on GPU {gpu} to PID {pid}{others}")));
         }
+        (BytesFrom::DmaBuf, _) => notes.push(note(None, format!("The kernel says that the dma-buf is {} large", words::size(bytes)))),
         (BytesFrom::Remainder, _) if case.kind == Kind::Files => notes.push(note(
             None,
             format!(
@@ -103,8 +110,36 @@ fn bytes(case: &Case<'_>, notes: &mut Vec<Note>) {
                 words::size(bytes)
             ),
         )),
+        (BytesFrom::Remainder, _) if case.kind == Kind::Managed => notes.push(note(
+            None,
+            format!(
+                "{} on GPU {gpu} is used beyond all that NVML charges; managed memory is charged to nobody, and no other context can have any",
+                words::size(bytes)
+            ),
+        )),
         _ => {}
     }
+}
+
+/// Less than this is the same figure.
+const SAME_BYTES: u64 = 2 << 20;
+
+/// What the allocations that were seen add up to, beside NVML's figure.
+fn books(case: &Case<'_>, notes: &mut Vec<Note>) {
+    let Some(sum) = case.books() else { return };
+    let seen = format!("{} that {} seen", words::count(sum.objects, "allocation", "allocations"), if sum.objects == 1 { "was" } else { "were" });
+    let adds = if sum.objects == 1 { "comes" } else { "add up" };
+    let figure = words::size(sum.bytes);
+    let what = match (case.gap_words(), case.nvml) {
+        (Some(missing), _) => format!("{seen} {adds} to {figure}, which may not be all: {missing}"),
+        (None, Some(nvml)) if nvml.abs_diff(sum.bytes) <= SAME_BYTES => format!("{seen} {adds} to {figure}, as NVML says"),
+        (None, Some(nvml)) => {
+            let more = if nvml > sum.bytes { "more" } else { "less" };
+            format!("{seen} {adds} to {figure}; NVML says {} {more}", words::size(nvml.abs_diff(sum.bytes)))
+        }
+        (None, None) => format!("{seen} {adds} to {figure}; NVML charges it to nobody"),
+    };
+    notes.push(note(None, what));
 }
 
 /// How a process ended, step by step.
@@ -160,7 +195,8 @@ fn arrival(case: &Case<'_>, holder: &HolderView<'_>, notes: &mut Vec<Note>) {
         Via::PidfdGetfd => format!("{name} took {files} with pidfd_getfd from{by}"),
         Via::InFlight => format!("{files} from{by} wait unread in a unix socket of {name}"),
         Via::IoUring => format!("{files} are registered in an io_uring of {name}"),
-        Via::Import | Via::ExportFd => format!("{name} imported memory from{by}"),
+        Via::Import => format!("{name} imported memory from{by}"),
+        Via::ExportFd => format!("{name} got {files} from{by}: an exported handle"),
         Via::Opened | Via::Thread => format!("{name} has {files} open"),
     };
     notes.push(note(holder.since, what));

@@ -160,27 +160,6 @@ mod tests {
     }
 
     #[test]
-    fn cold_with_uvm_alone_nvml_names_nobody_and_the_remainder_is_attributed() {
-        let mut story = Story::cold();
-        let child = ProcessId(580, 900);
-        story.info(child, "python3", |info| {
-            info.never_execed = Some(true);
-            info.cred = Some(77);
-            info.pgrp = Some(574);
-        });
-        let mut hold = bare(child, 5, 5, UVM);
-        (hold.cred, hold.cloexec, hold.opened_cloexec) = (Some(66), Some(true), Some(true));
-        story.found(&hold);
-        story.nvml(2_574, &[]);
-        story.push(crate::event::What::ProcessGone { id: ProcessId(574, 0) });
-        story.scanned();
-        let holding = story.holding();
-        assert_eq!(holding.cause, CauseId::InheritedDescriptor);
-        assert_eq!((holding.gpu, holding.bytes), (Some(0), Some(2_574 << 20)));
-        assert_eq!(holding.owner.unwrap().pid, 574);
-    }
-
-    #[test]
     fn two_owners_held_by_one_process_are_two_holdings() {
         let mut story = Story::warm();
         let first = story.process(574, "python3");

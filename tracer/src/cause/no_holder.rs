@@ -5,7 +5,8 @@
 //!
 //! * **Must be seen:** more than 16 MiB of used memory that no owner accounts for, a complete scan of every process,
 //!   thread, unix socket and io_uring from the initial PID namespace, and nothing found.
-//! * **Would refute it:** a holder; memory that falls; a scan that could not read everything (then `unknown`).
+//! * **Would refute it:** a holder, or a living context that may have it and that no recording rules out; memory that falls; a scan
+//!   that could not read everything (then `unknown`).
 //! * **Confidence:** inferred: that nothing holds it was seen, that the driver lost it is what remains.
 //! * **Remedy:** nothing to kill. Look at the kernel log; unload kernel clients; in the end reset the GPU.
 
@@ -19,7 +20,7 @@ use crate::explanation::Confidence;
 pub fn judge(case: &Case<'_>) -> Option<Verdict> {
     let nobody = matches!(case.kind, Kind::Listed | Kind::Leftover) && case.living_owner().is_none();
     let gone = case.owner.is_none() || case.owner_is_dead();
-    if !nobody || !gone || !unknown::missing(case).is_empty() {
+    if !nobody || !gone || !case.candidates.is_empty() || !unknown::missing(case).is_empty() {
         return None;
     }
     let scan = case.world.host().scan?;

@@ -49,7 +49,7 @@ fn opened<'a>(world: &'a World, id: ProcessId, files: Vec<&'a File>) -> Group<'a
     Group { owner: Some(owner), files, candidates: Vec::new() }
 }
 
-fn lookup(world: &World, id: ProcessId) -> Option<&Process> {
+pub(super) fn lookup(world: &World, id: ProcessId) -> Option<&Process> {
     world.process(id).or_else(|| world.finished().rev().find(|p| p.id() == id))
 }
 

@@ -64,6 +64,14 @@ pub fn missing(case: &Case<'_>) -> Vec<String> {
     if host.header.as_ref().is_some_and(|header| !header.initial_pid_namespace) {
         missing.push("the processes outside this PID namespace (run on the host)".to_owned());
     }
+    if case.kind == Kind::Leftover && !case.candidates.is_empty() {
+        let pids: Vec<String> = case.candidates.iter().map(|pid| words::by_pid(case.world, *pid)).collect();
+        missing.push(format!(
+            "whose it is: NVML charges it to nobody, and {} may have it (managed memory, or memory without a channel); a recording \
+             that begins before them would tell",
+            words::list(&pids, 3)
+        ));
+    }
     if case.kind == Kind::Listed && !case.candidates.is_empty() {
         missing.push("which of the open GPU files are its: several dead processes fit".to_owned());
     }

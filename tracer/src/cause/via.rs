@@ -3,7 +3,7 @@
 //! Always true: what was seen is taken as it is; what is deduced says from what.
 
 use super::case::Owner;
-use crate::event::{BootNs, ProcessId, Via};
+use crate::event::{BootNs, Dev, ProcessId, Role, Via};
 use crate::world::World;
 use crate::world::file::{File, Holder, Place, Slot};
 use crate::world::process::{Process, Stage};
@@ -20,8 +20,24 @@ pub(super) struct Way {
     pub(super) deduced: Option<&'static str>,
 }
 
-/// How `process` came to hold `file`.
+/// How `process` came to hold `file`. Of an exported handle it matters less how it was passed than that it is one.
 pub(super) fn of(
+    world: &World,
+    owner: Option<Owner<'_>>,
+    file: &File,
+    process: &Process,
+    place: Place,
+    holder: &Holder,
+) -> Way {
+    let way = came(world, owner, file, process, place, holder);
+    let exported = file.dev == Dev::DMA_BUF || file.role == Some(Role::Exported) || world.books().is_export(file.token);
+    match way.via {
+        Via::ScmRights | Via::PidfdGetfd if exported => Way { via: Via::ExportFd, ..way },
+        _ => way,
+    }
+}
+
+fn came(
     world: &World,
     owner: Option<Owner<'_>>,
     file: &File,

@@ -3,8 +3,10 @@
 //! Always true: names that come from other processes are made plain (no control characters, bounded) before they
 //! enter a sentence or a command.
 
+use crate::event::rm::Missed;
 use crate::event::{BootNs, ProcessId};
 use crate::world::World;
+use crate::world::books::gap::Gap;
 use crate::world::process::Process;
 
 const MIB: u64 = 1 << 20;
@@ -57,6 +59,12 @@ pub fn by_id(world: &World, id: ProcessId) -> String {
     named(world.process(id).or_else(finished).and_then(|p| p.info.comm.as_deref()), id)
 }
 
+/// The living process with this number, by its name.
+#[must_use]
+pub fn by_pid(world: &World, pid: u32) -> String {
+    world.living(pid).map_or_else(|| format!("PID {pid}"), process)
+}
+
 /// " at 12:03:55 UTC", with the date when it is not the day of the explanation; empty when not known.
 #[must_use]
 pub fn at(world: &World, when: Option<BootNs>) -> String {
@@ -79,6 +87,31 @@ pub fn duration(ns: u64) -> String {
         60_000..3_600_000 => format!("{} min {} s", ms / 60_000, ms % 60_000 / 1_000),
         3_600_000..172_800_000 => format!("{} h {} min", ms / 3_600_000, ms % 3_600_000 / 60_000),
         _ => format!("{} days {} h", ms / 86_400_000, ms % 86_400_000 / 3_600_000),
+    }
+}
+
+/// Why something may be missing in the books.
+#[must_use]
+pub fn gap(gap: &Gap<'_>) -> String {
+    match gap {
+        Gap::Named { .. } => "its client was made before the recording began".to_owned(),
+        Gap::OpenedBefore { .. } => "it had opened the driver before the recording began".to_owned(),
+        Gap::Lost { cause, .. } => format!("events were lost ({})", plain(cause)),
+        Gap::Missed { why, .. } => format!("a request of it was not believed ({})", missed(*why)),
+        Gap::Inconsistent { .. } => "a request contradicted what was known of its client".to_owned(),
+        Gap::UnknownMapping { .. } => "an address space maps what was not seen to be allocated".to_owned(),
+    }
+}
+
+const fn missed(why: Missed) -> &'static str {
+    match why {
+        Missed::Unreadable => "it could not be read",
+        Missed::Changed => "it changed while it was under way",
+        Missed::UnknownLayout => "its layout is not known for this driver",
+        Missed::Compat => "a 32-bit program made it",
+        Missed::TooMany => "too many were under way",
+        Missed::NoFile => "its descriptor no longer named a file",
+        Missed::TooLong => "it named too many objects",
     }
 }
 

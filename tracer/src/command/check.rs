@@ -33,7 +33,7 @@ pub(super) fn run(args: &Check, common: &Common) -> Result<u8> {
 }
 
 fn concerns(h: &explanation::Holding, args: &Check) -> bool {
-    h.cause.outlives() && (args.gpu.is_none() || h.gpu.is_none() || h.gpu == args.gpu)
+    h.outlives() && (args.gpu.is_none() || h.gpu.is_none() || h.gpu == args.gpu)
 }
 
 /// 0, 3 or 4, with the tolerance that was asked for.

@@ -3,14 +3,23 @@
 //! Always true: times are RFC 3339 in UTC, or null; order is fixed.
 
 use super::{
-    CauseId, Descriptor, Evidence, ExitPart, GpuPart, HolderPart, Holding, OwnerPart, ParentPart, PidsPart, ZombiePart,
+    AccountPart, BooksPart, CauseId, Descriptor, Evidence, ExitPart, GpuPart, HeldPart, HolderPart, Holding, ObjectPart, OwnerPart,
+    ParentPart, PidsPart, ZombiePart,
 };
 use crate::cause::case::{Case, HolderView, Owner};
 use crate::cause::evidence::{container, sender};
+use crate::cause::shares::Share;
 use crate::cause::{Verdict, words};
+use crate::event::rm::ExportKind;
 use crate::event::{BootNs, Dev};
 use crate::world::World;
+use crate::world::books::memory::{Memory, Ref};
 use crate::world::process::{Process, Stage};
+
+/// Allocations told one by one.
+const OBJECTS_MAX: usize = 32;
+/// References told of each.
+const KEPT_BY_MAX: usize = 8;
 
 /// A time that is always written: the epoch when the wall clock is unknown.
 pub(super) fn time(world: &World, at: BootNs) -> String {
@@ -30,6 +39,45 @@ pub(super) fn holding(case: &Case<'_>, cause: CauseId, verdict: Verdict) -> Hold
         summary: verdict.summary,
         evidence: evidence.collect(),
         remedy: verdict.remedies,
+        books: books(case),
+        objects: objects(case),
+    }
+}
+
+fn books(case: &Case<'_>) -> Option<BooksPart> {
+    let sum = case.books()?;
+    let missing = case.gap_words();
+    let complete = missing.is_none() && case.share.as_ref().is_none_or(Share::is_sized);
+    let (nvml_bytes, of_others_bytes) = (case.nvml, case.of_others);
+    Some(BooksPart { bytes: sum.bytes, objects: sum.objects, complete, missing, nvml_bytes, of_others_bytes })
+}
+
+fn objects(case: &Case<'_>) -> Vec<ObjectPart> {
+    let mut memories: Vec<&Memory> = case.share.iter().flat_map(|share| share.memories.iter().copied()).collect();
+    memories.sort_by_key(|memory| (std::cmp::Reverse(memory.bytes), memory.id));
+    memories.into_iter().take(OBJECTS_MAX).map(|memory| object(case.world, memory)).collect()
+}
+
+fn object(world: &World, memory: &Memory) -> ObjectPart {
+    let hex = |handle: u32| format!("{handle:x}");
+    ObjectPart {
+        bytes: memory.bytes,
+        client: memory.maker.client.map(hex),
+        object: memory.maker.object.map(hex),
+        since: world.host().wall(memory.at),
+        kept_by: memory.refs().take(KEPT_BY_MAX).map(|taken| kept_by(world, &taken.what)).collect(),
+    }
+}
+
+fn kept_by(world: &World, reference: &Ref) -> String {
+    match reference {
+        Ref::Object { client, .. } => {
+            let of = world.books().client(*client).map(|client| format!(" of {}", words::by_id(world, client.process)));
+            format!("client {client:x}{}", of.unwrap_or_default())
+        }
+        Ref::Space { .. } => "nvidia-uvm mapping".to_owned(),
+        Ref::Export { kind: ExportKind::Fd, .. } => "exported handle".to_owned(),
+        Ref::Export { kind: ExportKind::DmaBuf, .. } => "dma-buf".to_owned(),
     }
 }
 
@@ -99,6 +147,7 @@ fn device(world: &World, dev: Dev) -> String {
         return node.path.clone();
     }
     match (dev.major(), dev.minor()) {
+        _ if dev == Dev::DMA_BUF => "dma-buf".to_owned(),
         (195, 255) => "/dev/nvidiactl".to_owned(),
         (195, 254) => "/dev/nvidia-modeset".to_owned(),
         (195, minor) => format!("/dev/nvidia{minor}"),
@@ -125,9 +174,10 @@ fn state(process: &Process) -> &'static str {
 pub(super) fn gpus(world: &World, holdings: &[Holding]) -> Vec<GpuPart> {
     let part = |(&index, gpu): (&u32, &crate::world::gpu::Gpu)| {
         let memory = gpu.memory;
-        let of_it = holdings.iter().filter(|h| h.gpu == Some(index));
-        let owned = of_it.filter(|h| h.cause != CauseId::DriverReserve && (h.owner.is_some() || !h.holders.is_empty()));
-        let attributed = memory.map(|_| owned.filter_map(|h| h.bytes).fold(0, u64::saturating_add));
+        // What nobody owns or holds is explained by nothing.
+        let of_somebody = |h: &&Holding| h.cause != CauseId::DriverReserve && (h.owner.is_some() || !h.holders.is_empty());
+        let of_it: Vec<&Holding> = holdings.iter().filter(|h| h.gpu == Some(index)).filter(of_somebody).collect();
+        let account = memory.map(|memory| account(memory.used, &of_it));
         GpuPart {
             index,
             uuid: gpu.uuid.clone(),
@@ -135,11 +185,30 @@ pub(super) fn gpus(world: &World, holdings: &[Holding]) -> Vec<GpuPart> {
             total_bytes: memory.map(|m| m.total),
             used_bytes: memory.map(|m| m.used),
             reserved_bytes: memory.and_then(|m| m.reserved),
-            attributed_bytes: attributed,
-            unexplained_bytes: memory.zip(attributed).map(|(m, attributed)| m.used.saturating_sub(attributed)),
+            attributed_bytes: memory.map(|_| of_it.iter().filter_map(|h| h.bytes).fold(0, u64::saturating_add)),
+            unexplained_bytes: account.as_ref().map(|account| account.unexplained_bytes),
+            account,
         }
     };
     world.gpus().iter().map(part).collect()
+}
+
+fn account(used: u64, holdings: &[&Holding]) -> AccountPart {
+    let mut account = AccountPart::default();
+    let mut rest = used;
+    for holding in holdings {
+        let bytes = holding.bytes.unwrap_or_default();
+        rest = rest.saturating_sub(bytes);
+        if holding.is_ordinary() {
+            account.owners_bytes = account.owners_bytes.saturating_add(bytes);
+        } else if let Some(held) = account.held.iter_mut().find(|held| held.cause == holding.cause) {
+            held.bytes = held.bytes.saturating_add(bytes);
+        } else if bytes > 0 {
+            account.held.push(HeldPart { cause: holding.cause, bytes });
+        }
+    }
+    account.unexplained_bytes = rest;
+    account
 }
 
 pub(super) fn zombies(world: &World) -> Vec<ZombiePart> {

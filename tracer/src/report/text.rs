@@ -5,7 +5,7 @@
 use super::escape::{CMDLINE_MAX, escape};
 use super::layout::{Paint, Style, bar, count, size, wrap};
 use crate::explanation::{
-    CauseId, Confidence, Explanation, GpuPart, HolderPart, Holding, OwnerPart, Remedy, ZombiePart,
+    CauseId, Explanation, GpuPart, HolderPart, Holding, OwnerPart, Remedy, ZombiePart,
 };
 use std::collections::BTreeMap;
 
@@ -34,7 +34,7 @@ pub fn explanation(e: &Explanation, style: &Style) -> String {
         out.push('\n');
     }
     let (quiet, loud): (Vec<&Holding>, Vec<&Holding>) =
-        e.holdings.iter().partition(|h| h.cause.is_ordinary() && !style.verbose && e.holdings.len() > 1);
+        e.holdings.iter().partition(|h| h.is_ordinary() && !style.verbose && e.holdings.len() > 1);
     for (index, holding) in loud.iter().enumerate() {
         out.push_str(&holding_text(index + 1, holding, style));
         out.push('\n');
@@ -59,7 +59,7 @@ pub fn nothing_of(who: &str, e: &Explanation, style: &Style) -> String {
 
 /// One line that answers the question before any detail.
 fn verdict_line(e: &Explanation, style: &Style) -> String {
-    let outliving: Vec<&Holding> = e.holdings.iter().filter(|h| h.cause.outlives()).collect();
+    let outliving: Vec<&Holding> = e.holdings.iter().filter(|h| h.outlives()).collect();
     let unknown = e.holdings.iter().any(|h| h.cause == CauseId::Unknown);
     let bytes: u64 = outliving.iter().filter_map(|h| h.bytes).fold(0, u64::saturating_add);
     let (paint, text) = if !outliving.is_empty() && bytes > 0 {
@@ -70,7 +70,7 @@ fn verdict_line(e: &Explanation, style: &Style) -> String {
         (Paint::Alarm, "GPU memory is held, and the evidence does not say why.".to_owned())
     } else if e.gpus.is_empty() && e.holdings.is_empty() {
         (Paint::Strong, "No process holds a GPU file; NVML reported no GPU.".to_owned())
-    } else if e.holdings.iter().any(|h| h.cause == CauseId::OwnerAlive) {
+    } else if e.holdings.iter().any(|h| h.is_ordinary() && h.cause != CauseId::DriverReserve && h.bytes != Some(0)) {
         (Paint::Good, "All held GPU memory belongs to living processes.".to_owned())
     } else {
         (Paint::Good, "Nothing outlives its owner.".to_owned())
@@ -87,25 +87,24 @@ fn gpu_line(gpu: &GpuPart, style: &Style) -> String {
     let mut line = format!("GPU {}  {}", gpu.index, escape(&gpu.name, 40));
     if let (Some(used), Some(total)) = (gpu.used_bytes, gpu.total_bytes) {
         let reserved = gpu.reserved_bytes.unwrap_or(0);
-        let attributed = gpu.attributed_bytes.unwrap_or(0).min(used);
-        let unexplained = (used - attributed).checked_sub(NOISE).map_or(0, |_| used - attributed);
+        let account = gpu.account.clone().unwrap_or_default();
+        let held = account.held.iter().fold(0_u64, |sum, held| sum.saturating_add(held.bytes));
+        let unexplained = Some(account.unexplained_bytes).filter(|bytes| *bytes >= NOISE).unwrap_or_default();
         let cells = if style.width < BAR_WIDTH_MIN { 8 } else { 24 };
         line.push_str(&format!(
             "  [{}]  {} of {} used",
-            bar(&[(reserved, '='), (attributed, '#'), (unexplained, '?')], total, cells),
+            bar(&[(reserved, '='), (account.owners_bytes, '#'), (held, '!'), (unexplained, '?')], total, cells),
             size(used),
             size(total)
         ));
-        let mut notes = Vec::new();
-        if reserved > 0 {
-            notes.push(format!("= driver reserve {}", size(reserved)));
-        }
-        if attributed > 0 {
-            notes.push(format!("# explained below {}", size(attributed)));
-        }
-        if let Some(rest) = gpu.unexplained_bytes.filter(|b| *b >= NOISE) {
-            notes.push(format!("? not explained {}", size(rest)));
-        }
+        let parts = [
+            ("= driver reserve", reserved),
+            ("# living owners", account.owners_bytes),
+            ("! held past its owner", held),
+            ("? not explained", unexplained),
+        ];
+        let notes: Vec<String> =
+            parts.into_iter().filter(|(_, bytes)| *bytes > 0).map(|(name, bytes)| format!("{name} {}", size(bytes))).collect();
         if !notes.is_empty() {
             line.push('\n');
             let one_line = format!("       {}", notes.join("   "));
@@ -140,6 +139,9 @@ fn holding_text(number: usize, h: &Holding, style: &Style) -> String {
         out.push_str(&labelled(label, &holder_text(holder, style), style));
     }
     out.push_str(&evidence_text(h, style));
+    if style.verbose {
+        out.push_str(&objects_text(h, style));
+    }
     out.push_str(&remedies_text(&h.remedy, style));
     out
 }
@@ -246,6 +248,25 @@ fn evidence_text(h: &Holding, style: &Style) -> String {
     out
 }
 
+/// The allocations, largest first.
+fn objects_text(h: &Holding, style: &Style) -> String {
+    let mut out = String::new();
+    for (index, object) in h.objects.iter().enumerate() {
+        let label = if index == 0 { "objects" } else { "" };
+        let handle = |handle: &Option<String>| handle.as_deref().map_or_else(|| "?".to_owned(), |h| escape(h, 8));
+        let bytes = object.bytes.map_or_else(|| "size not seen".to_owned(), size);
+        let since = object.since.as_deref().map_or(String::new(), |at| format!("  {}", clock(at)));
+        let kept = object.kept_by.iter().map(|by| escape(by, 80)).collect::<Vec<_>>().join(", ");
+        let text = format!("{bytes:>8}  {}:{}{since}  kept by {kept}", handle(&object.client), handle(&object.object));
+        out.push_str(&labelled(label, &text, style));
+    }
+    let told = h.objects.len();
+    if let Some(books) = h.books.as_ref().filter(|books| told > 0 && books.objects > told) {
+        out.push_str(&labelled("", &format!("and {} smaller ones", books.objects - told), style));
+    }
+    out
+}
+
 fn remedies_text(remedies: &[Remedy], style: &Style) -> String {
     let mut out = String::new();
     for (index, remedy) in remedies.iter().enumerate() {
@@ -333,52 +354,4 @@ fn name(comm: Option<&str>) -> String {
 /// "12:03:55.120" out of "2026-12-01T12:03:55.120Z".
 fn clock(rfc3339: &str) -> &str {
     rfc3339.split_once('T').map_or(rfc3339, |(_, time)| time.trim_end_matches('Z'))
-}
-
-impl CauseId {
-    /// The stable identifier.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            CauseId::InheritedDescriptor => "inherited_descriptor",
-            CauseId::PassedDescriptor => "passed_descriptor",
-            CauseId::DescriptorInFlight => "descriptor_in_flight",
-            CauseId::LeaderExited => "leader_exited",
-            CauseId::OrphanedProcess => "orphaned_process",
-            CauseId::OwnerAlive => "owner_alive",
-            CauseId::SignalNotFatal => "signal_not_fatal",
-            CauseId::OwnerStopped => "owner_stopped",
-            CauseId::CoreDump => "core_dump",
-            CauseId::ExitBlockedInDriver => "exit_blocked_in_driver",
-            CauseId::ExitBlockedElsewhere => "exit_blocked_elsewhere",
-            CauseId::TeardownRunning => "teardown_running",
-            CauseId::DriverReserve => "driver_reserve",
-            CauseId::NoHolder => "no_holder",
-            CauseId::Unknown => "unknown",
-        }
-    }
-
-    /// Neither outlives anything nor asks for anything.
-    #[must_use]
-    pub const fn is_ordinary(self) -> bool {
-        matches!(self, CauseId::OwnerAlive | CauseId::DriverReserve)
-    }
-
-    /// Whether this cause means that something outlives its owner (exit code 3).
-    #[must_use]
-    pub const fn outlives(self) -> bool {
-        !matches!(self, CauseId::OwnerAlive | CauseId::DriverReserve | CauseId::Unknown)
-    }
-}
-
-impl Confidence {
-    /// "exact", "inferred", "unknown".
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Confidence::Exact => "exact",
-            Confidence::Inferred => "inferred",
-            Confidence::Unknown => "unknown",
-        }
-    }
 }

@@ -201,13 +201,34 @@ impl Books {
     /// client of it.
     #[must_use]
     pub fn charged(&self, id: ProcessId, device: Option<u32>) -> u64 {
+        self.charged_memory(id, device).filter_map(|memory| memory.bytes).fold(0, u64::saturating_add)
+    }
+
+    /// How many pieces of memory that is.
+    #[must_use]
+    pub fn charged_objects(&self, id: ProcessId, device: Option<u32>) -> usize {
+        self.charged_memory(id, device).count()
+    }
+
+    fn charged_memory(&self, id: ProcessId, device: Option<u32>) -> impl Iterator<Item = &Memory> {
         let objects = self.of_process(id).flat_map(|client| client.objects.values());
-        let bytes = objects.filter_map(|object| {
+        objects.filter_map(move |object| {
             let memory = self.memories.get(&object.memory?)?;
             let here = device.is_none() || memory.device == device;
-            (here && memory.refs.is_first(object.seq)).then_some(memory.bytes?)
-        });
-        bytes.fold(0, u64::saturating_add)
+            (here && memory.refs.is_first(object.seq)).then_some(memory)
+        })
+    }
+
+    /// When something was first exported to this description.
+    #[must_use]
+    pub fn exported_at(&self, token: Token) -> Option<BootNs> {
+        self.descriptions.get(&token)?.exports.first().map(|export| export.at)
+    }
+
+    /// This description is an exported handle.
+    #[must_use]
+    pub fn is_export(&self, token: Token) -> bool {
+        self.exported_at(token).is_some()
     }
 
     /// Requests that contradicted the driver's rules and were not believed.
