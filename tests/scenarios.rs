@@ -66,9 +66,9 @@ scenarios! {
     uvm_descriptors_alone_keep_memory_of_which_nvml_names_nobody =>
         Scenario::new(
             "inherit-uvm-only",
-            vec![held(InheritedDescriptor, "owner").by("child", Fork).inferred()],
+            vec![held(KernelClient, "owner").by("child", Fork).inferred()],
             // Whose memory it is was seen; how much it is can only be what is left over.
-            vec![held(InheritedDescriptor, "owner").by("child", Fork).exact_or_inferred()],
+            vec![held(KernelClient, "owner").by("child", Fork).exact_or_inferred()],
         ).remedied();
     one_control_descriptor_is_enough => inherited("inherit-ctl-only", "child");
     two_dead_owners_of_one_holder_are_told_apart =>

@@ -83,3 +83,16 @@ void async_trim(size_t mib) {
     ready(getpid(), 0);
     forever();
 }
+
+// Allocates and frees all the time, beside what it holds.
+void churn(size_t mib) {
+    hold(mib);
+    ready(getpid(), 0);
+    for (;;) {
+        void *p = nullptr;
+        must(cudaMalloc(&p, 64 << 20) == cudaSuccess, "cudaMalloc");
+        usleep(100000);
+        must(cudaFree(p) == cudaSuccess, "cudaFree");
+        usleep(100000);
+    }
+}

@@ -45,6 +45,8 @@ class Scenario(NamedTuple):
     cold: Optional[list]
     # Why the books may differ from NVML's figure.
     exception: str = ""
+    # The recording begins when the programs already run.
+    late: bool = False
 
 
 def says(cause, holders, owner="owner"):
@@ -84,9 +86,10 @@ SCENARIOS = [
     same("passed", ["passed"], "kill", says("passed_descriptor", {"other": "scm_rights"})),
     same("exported", ["exported"], "kill", says("exported_handle", {"other": "export_fd"})),
     same("in-flight", ["in-flight"], "kill", says("exported_handle", {"other": "in_flight"})),
-    Scenario("dma-buf", ["dma-buf"], "kill", says("exported_handle", {"other": "export_fd"}), None),
+    same("dma-buf", ["dma-buf"], "kill", says("exported_handle", {"other": "export_fd"})),
     Scenario("imported", ["ipc"], "kill-child", IMPORTED, IMPORTER),
-    Scenario("mem-imported", ["mem-imported"], "kill", IMPORTED, IMPORTER),
+    # Its exporter was its parent.
+    Scenario("mem-imported", ["mem-imported"], "kill", IMPORTED, says("orphaned_process", {"other": "opened"}, owner="other")),
     same("core-dump", ["crash"], "wait-crash", says("core_dump", ME)),
     same("pinned", ["pinned", "40960"], "kill-now", says("teardown_running", None)),
     same("dataloader", ["dataloader.py"], "kill", says("inherited_descriptor", FORK)),
@@ -95,6 +98,7 @@ SCENARIOS = [
     same("async-pool", ["async-pool"], "nothing", ALIVE),
     same("managed", ["managed"], "nothing", ALIVE, "managed memory is not in NVML's figure for a process"),
     same("torch", ["train.py"], "nothing", ALIVE),
+    Scenario("late", ["churn"], "nothing", ALIVE, ALIVE, "the recording began after the program", True),
     Scenario("mps-alive", ["hold"], "mps", None, None, MPS),
     Scenario("mps-client", ["hold"], "mps-kill", None, None, MPS),
 ]
@@ -226,7 +230,7 @@ def judge_mps(code, answer, what, pids, ours, freed):
     found = held(answer, ours)
     causes = ", ".join(f"{h['cause']} of {owner_of(h)}" for h in found) or "-"
     if what == "mps":
-        mine = [h for h in found if owner_of(h) in (pids["owner"], pids["server"]) and h["cause"] == "owner_alive"]
+        mine = [h for h in found if owner_of(h) in (pids["owner"], pids["server"]) and h["cause"] in ("owner_alive", "mps_server")]
         return row(code, bool(mine), bool(mine), True, mine[0]["bytes"] if mine else None, causes)
     server = [h for h in found if h["cause"] == "mps_server"]
     if not freed:
@@ -276,7 +280,7 @@ def scenario(host, s):
         argv.append(str(MIB))
     recorder = process = None
     try:
-        recorder = start_recorder(host.outlive, trace)
+        recorder = None if s.late else start_recorder(host.outlive, trace)
         env = mps.env if mps else None
         process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, cwd=host.work, start_new_session=True, env=env)
         said = json.loads(line(process.stdout, READY_S) or "{}")
@@ -286,6 +290,7 @@ def scenario(host, s):
         if "owner" not in said:
             raise RuntimeError(f"{s.name} did not get ready")
         pids = said
+        recorder = recorder or start_recorder(host.outlive, trace)
         if mps:
             pids["server"] = mps.server()
             section["nvml_before"], used = host.nvml(), host.used()

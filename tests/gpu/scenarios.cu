@@ -159,6 +159,7 @@ int main(int argc, char **argv) {
     if (part == "vmm") vmm(mib);
     if (part == "managed") managed(mib);
     if (part == "async-pool") async_pool(mib);
+    if (part == "churn") churn(mib);
     if (part == "async-trim") async_trim(mib);
     if (part == "passed") passed(mib, argv[0]);
     if (part == "in-flight") in_flight(mib);

@@ -50,6 +50,7 @@ void vmm(size_t mib);
 void managed(size_t mib);
 void async_pool(size_t mib);
 void async_trim(size_t mib);
+void churn(size_t mib);
 
 // sharing.cu: memory and descriptors that reach another process. `self` is the path of this program.
 void passed(size_t mib, const char *self);

@@ -22,7 +22,9 @@ const MODESET: Dev = Dev::new(195, 254);
 /// Whether this is the cause.
 #[must_use]
 pub fn judge(case: &Case<'_>) -> Option<Verdict> {
-    if case.kind != Kind::Files || case.living_owner().is_some() || case.others().next().is_none() {
+    // What waits in a socket or ring has no holder yet: `descriptor_in_flight`.
+    let in_table = case.others().any(|holder| !matches!(holder.via, Via::InFlight | Via::IoUring));
+    if case.kind != Kind::Files || case.living_owner().is_some() || !in_table {
         return None;
     }
     let driver = driver(case)?;

@@ -4,6 +4,7 @@
 //! saw is not in the world, so the cause had to deduce it.
 
 use super::LimitPart;
+use crate::cause::words;
 use crate::world::World;
 use std::collections::BTreeSet;
 
@@ -32,12 +33,12 @@ pub(super) fn limits(world: &World) -> Vec<LimitPart> {
     match (&host.header, host.watching_since()) {
         (Some(_), None) => add(
             "everything before this moment: nothing was watching",
-            "who sent which signal, when the owner died, who forked or passed what",
+            "who sent which signal, when the owner died, who forked or passed what, which allocations make up a figure, and who imported memory",
         ),
         (Some(_), Some(since)) => {
             let early = world.processes().any(|p| p.held && p.id().start() < since);
             if early {
-                let voids = "for processes that started before: who opened, forked or passed what";
+                let voids = "for processes that started before: who opened, forked or passed what, and what they had allocated (NVML's figure stands in)";
                 add("what happened before the recording began", voids);
             }
         }
@@ -54,6 +55,11 @@ pub(super) fn limits(world: &World) -> Vec<LimitPart> {
     }
     for (cause, (count, _)) in &host.lost {
         add(&format!("{count} events lost ({cause})"), lost_voids(cause));
+    }
+    let missed = world.books().missed_processes();
+    if missed > 0 {
+        let missing = format!("requests of {} to the driver, which could not be believed", words::count(missed, "process", "processes"));
+        limits.insert(LimitPart { missing, voids: "how much memory they have, and what they import and export".to_owned() });
     }
     limits.into_iter().collect()
 }
@@ -76,6 +82,7 @@ fn hook_voids(name: &str) -> &'static str {
         ("recv", "who received descriptors"),
         ("send", "who sent descriptors"),
         ("pidfd_getfd", "who took descriptors"),
+        ("ioctl", "how much memory each client allocated, and who imported it"),
         ("open", "who opened GPU files, and when"),
         ("creat", "who opened GPU files, and when"),
         ("dup", "copies of descriptors within a process"),
@@ -90,7 +97,7 @@ fn hook_voids(name: &str) -> &'static str {
 
 fn lost_voids(cause: &str) -> &'static str {
     match cause {
-        "ring_full" | "queue_full" => "how descriptors moved and who sent signals around that time, unless seen otherwise",
+        "ring_full" | "queue_full" => "how descriptors moved, who sent signals and what was allocated around that time, unless seen otherwise",
         "tracked_full" => "what the processes that were not followed did",
         "truncated" => "descriptors beyond the first of very long messages and queues",
         "compat" => "descriptors that 32-bit programs sent or received",

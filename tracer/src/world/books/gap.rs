@@ -74,6 +74,12 @@ impl Books {
         at.map(|at| Gap::UnknownMapping { at }).or_else(|| self.lost_since(space.at))
     }
 
+    /// Processes of which a request was not understood.
+    #[must_use]
+    pub fn missed_processes(&self) -> usize {
+        self.missed.len()
+    }
+
     pub(in crate::world) fn loses(&mut self, at: BootNs, cause: &str, count: u64) {
         let newer = |known: &Loss| (known.at, &*known.cause) < (at, cause);
         match &mut self.loss {
