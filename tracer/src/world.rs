@@ -36,6 +36,9 @@ use process::{Process, Stage, ThreadExit};
 use signal::SignalRecord;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+/// A recording that says nothing for so long has ended: it samples at least once a minute.
+const UNWATCHED_NS: u64 = 120_000_000_000;
+
 /// Everything that is known.
 #[derive(Debug, Default)]
 pub struct World {
@@ -69,9 +72,10 @@ impl World {
     /// Folds one event in.
     pub fn apply(&mut self, event: &Event) {
         let at = event.at;
-        self.host.now = self.host.now.max(at);
+        let before = self.host.now;
+        self.host.now = before.max(at);
         match &event.what {
-            What::Header(header) => self.header(at, header),
+            What::Header(header) => self.header(before, at, header),
             What::Gpu { .. } | What::GpuMemory { .. } | What::GpuProcesses { .. } => self.gpu_event(at, &event.what),
             What::Process(info) => {
                 self.process_mut(at, info.id).learn(info);
@@ -224,8 +228,9 @@ impl World {
         self.dropped.iter().rev().any(|drop| drop.0 >= since && (drop.1, drop.2, drop.3) == (id, fd, file))
     }
 
-    fn header(&mut self, at: BootNs, header: &Header) {
+    fn header(&mut self, last: BootNs, at: BootNs, header: &Header) {
         self.host.set_clock(at, header.real_ns);
+        let is_recording = header.watching_since.is_some();
         let mut header = Box::new(header.clone());
         // A later file of one recording: what was watched before stays watched.
         if let Some(known) = &self.host.header
@@ -235,9 +240,12 @@ impl World {
             header.watching_since = known.watching_since.min(header.watching_since).or(known.watching_since);
         }
         // What follows the header of a recording tells the books anew.
-        if header.watching_since.is_some() {
+        if is_recording {
             self.books.restart();
             self.files.values_mut().for_each(|file| file.pins = None);
+        } else if self.host.header.is_some() && (self.host.stopped.is_some() || at.saturating_sub(last) > UNWATCHED_NS) {
+            // A look long after the end of the recording that it goes by.
+            self.books.loses(at, "recording_ended", 1);
         }
         self.host.header = Some(header);
     }

@@ -96,6 +96,7 @@ pub fn gap(gap: &Gap<'_>) -> String {
     match gap {
         Gap::Named { .. } => "its client was made before the recording began".to_owned(),
         Gap::OpenedBefore { .. } => "it had opened the driver before the recording began".to_owned(),
+        Gap::Lost { cause: "recording_ended", .. } => "the recording had ended before this look".to_owned(),
         Gap::Lost { cause, .. } => format!("events were lost ({})", plain(cause)),
         Gap::Missed { why, .. } => format!("a request of it was not believed ({})", missed(*why)),
         Gap::Inconsistent { .. } => "a request contradicted what was known of its client".to_owned(),
