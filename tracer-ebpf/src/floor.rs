@@ -34,7 +34,7 @@ mod empty {
     raw_tracepoints! { sched_process_fork sched_process_exec sched_process_exit sched_process_free signal_generate signal_deliver }
     tracepoints! {
         sys_exit_open sys_exit_openat sys_exit_openat2 sys_exit_creat sys_exit_dup sys_exit_dup2 sys_exit_dup3 sys_exit_fcntl sys_enter_close
-        sys_exit_close_range sys_exit_sendmsg sys_exit_sendmmsg sys_exit_recvmsg sys_exit_recvmmsg
+        sys_exit_close_range sys_enter_ioctl sys_exit_ioctl sys_exit_sendmsg sys_exit_sendmmsg sys_exit_recvmsg sys_exit_recvmmsg
         sys_exit_pidfd_getfd sys_exit_wait4 sys_exit_waitid mark_victim
     }
 }

@@ -4,6 +4,7 @@
 
 use anyhow::{Context as _, Result, bail};
 use std::fs::File;
+use std::io::IsTerminal as _;
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 use std::time::Instant;
@@ -26,6 +27,14 @@ pub(crate) fn run(kind: &str, iterations: u64, path: &str) -> Result<()> {
         "open" => {
             let path = path.to_owned();
             Box::new(move || File::open(&path).map(drop).with_context(|| format!("cannot open {path}")))
+        }
+        // Asks for a terminal's settings, which no other file has.
+        "ioctl" => {
+            let file = File::open(path).with_context(|| format!("cannot open {path}"))?;
+            Box::new(move || {
+                std::hint::black_box(file.is_terminal());
+                Ok(())
+            })
         }
         "fork" => Box::new(|| {
             let mut child = Command::new("/bin/true");

@@ -131,6 +131,7 @@ fn books(case: &Case<'_>, notes: &mut Vec<Note>) {
     let adds = if sum.objects == 1 { "comes" } else { "add up" };
     let figure = words::size(sum.bytes);
     let what = match (case.gap_words(), case.nvml) {
+        (Some(missing), _) if sum.objects == 0 => format!("No allocation of it was seen: {missing}"),
         (Some(missing), _) => format!("{seen} {adds} to {figure}, which may not be all: {missing}"),
         (None, Some(nvml)) if nvml.abs_diff(sum.bytes) <= SAME_BYTES => format!("{seen} {adds} to {figure}, as NVML says"),
         (None, Some(nvml)) => {
