@@ -1,7 +1,7 @@
 //! Any list of requests, plausible or not: handles and descriptions are few, so that they meet.
 
 use super::check::{consistent, dump};
-use crate::event::rm::{ExportKind, Op, Rm};
+use crate::event::rm::{ExportKind, Missed, Op, Rm};
 use crate::event::{Dev, Event, Header, Hold, ProcessId, What};
 use crate::story::{CTL, GPU0, UVM, bare, fold};
 use proptest::collection::vec;
@@ -35,6 +35,7 @@ fn making() -> impl Strategy<Value = Op> {
             .prop_map(|(client, parent, object, bytes)| Op::Memory { client, parent, object, class: 0x40, bytes }),
         3 => (handle(), handle()).prop_map(|(client, object)| Op::Free { client, object }),
         1 => (handle(), handle()).prop_map(|(client, object)| Op::Share { client, object, with: 1 }),
+        1 => any::<bool>().prop_map(|changed| Op::Missed { why: if changed { Missed::Changed } else { Missed::TooMany } }),
         1 => (any::<u32>(), any::<u32>()).prop_map(|(gpu_id, device)| Op::Gpu { gpu_id, device }),
     ]
 }
@@ -99,7 +100,7 @@ fn fail(why: String) -> TestCaseError {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 2_000, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn any_requests_leave_consistent_books_that_survive_being_carried_over(events in events()) {
