@@ -363,8 +363,9 @@ pub fn begin(memory: &impl UserMemory, abi: &Abi, node: u32, call: Call, pending
             pending.params = u64::from(low(words[0]));
             pending.client = high(words[0]);
         }
-        ask::UVM_INITIALIZE | ask::UVM_FREE | ask::UVM_UNMAP => pending.words[0] = memory.u64(address)?,
-        ask::UVM_GPU => {
+        ask::UVM_INITIALIZE => pending.words[0] = memory.u64(address)?,
+        ask::UVM_FREE if abi.uvm_free_status == 8 => pending.words[0] = memory.u64(address)?,
+        ask::UVM_GPU | ask::UVM_FREE | ask::UVM_UNMAP => {
             let words = memory.two(address)?;
             pending.words = [words[0], words[1], 0];
         }

@@ -280,8 +280,10 @@ fn unified(memory: &impl UserMemory, abi: &Abi, p: &Pending, done: &mut Done) ->
         _ => {
             let status = if p.ask == ask::UVM_FREE { abi.uvm_free_status } else { 32 };
             granted(memory.u32(at(p.address, u64::from(status))))?;
-            same(first == p.words[0])?;
-            (done.op, done.base) = (op::UNMAP, first);
+            // base@0 length@8, except where the status is at 8.
+            let length = if status == 8 { 0 } else { read(memory.u64(at(p.address, 8)))? };
+            same(first == p.words[0] && length == p.words[1])?;
+            (done.op, done.base, done.bytes) = (op::UNMAP, first, length);
         }
     }
     Ok(())

@@ -155,6 +155,9 @@ pub enum Op {
     Unmap {
         /// First address.
         base: u64,
+        /// Bytes of address space; 0 where the request does not say (UVM_FREE since branch 590): all that was mapped at `base`.
+        #[serde(default, skip_serializing_if = "is_zero")]
+        length: u64,
     },
     /// The driver calls the GPU with this id `device` (NV0000_CTRL_CMD_GPU_GET_ID_INFO). The id says where it is on the PCI bus:
     /// (domain << 16) | (bus << 8) | device (gpuGenerate32BitId, gpu.c).
@@ -212,4 +215,8 @@ pub enum Role {
     Space,
     /// A UVM description that keeps another's address space and its maker's memory map.
     SpaceMm,
+}
+
+const fn is_zero(length: &u64) -> bool {
+    *length == 0
 }

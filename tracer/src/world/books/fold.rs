@@ -70,7 +70,7 @@ impl Books {
                 }
             }
             Op::Map { client, object, base, length } => self.maps(call, (client, object), base, length),
-            Op::Unmap { base } => self.unmap(rm.file, base),
+            Op::Unmap { base, length } => self.unmap(rm.file, base, length),
             Op::Missed { why } => self.misses(at, rm.id, why),
             Op::Gpu { gpu_id, device } => {
                 if self.gpu_ids.len() < GPU_IDS_MAX || self.gpu_ids.contains_key(&device) {
@@ -375,7 +375,7 @@ impl Books {
             self.replace(call, base, Mapping { seq, memory, length, at });
             return;
         }
-        self.unmap(file, base);
+        self.unmap(file, base, 0);
         // System memory is mapped too, and is not in the books: what is unknown must not count as memory of the GPU.
         if matches!(found, Named::Unknown)
             && let Some(space) = self.space_mut(call)

@@ -2,6 +2,7 @@
 //!
 //! Always true: freeing costs what is freed (times a logarithm), never what stays.
 
+use super::description::Mapping;
 use super::fold::Call;
 use super::memory::MemoryId;
 use super::{Books, Object, RELEASED_KEPT};
@@ -184,12 +185,24 @@ impl Books {
         }
     }
 
-    pub(super) fn unmap(&mut self, file: Token, base: u64) {
-        let Some(description) = self.descriptions.get_mut(&file) else { return };
-        if let Some(map) = description.space.as_mut().and_then(|space| space.maps.remove(&base)) {
+    /// What is mapped from `base` on, `length` bytes of it; without a length what is mapped there.
+    pub(super) fn unmap(&mut self, file: Token, base: u64, length: u64) {
+        let last = base.saturating_add(length.max(1) - 1);
+        let mut unmapped = false;
+        while let Some((at, map)) = self.first_mapped(file, base, last) {
+            if let Some(space) = self.descriptions.get_mut(&file).and_then(|description| description.space.as_mut()) {
+                space.maps.remove(&at);
+            }
             self.drop_kept(map.memory, map.seq);
+            unmapped = true;
+        }
+        if unmapped {
             self.prune(file);
         }
+    }
+
+    fn first_mapped(&self, file: Token, base: u64, last: u64) -> Option<(u64, Mapping)> {
+        self.space(file)?.maps.range(base..=last).next().map(|(at, map)| (*at, *map))
     }
 
     pub(super) fn unmap_all(&mut self, file: Token) {

@@ -2,6 +2,7 @@
 
 mod check;
 mod garbage;
+mod look;
 mod model;
 
 use super::gap::Gap;
@@ -215,6 +216,18 @@ fn memory_can_be_carried_over_when_its_handle_was_given_out_again_meanwhile() {
 }
 
 #[test]
+fn a_range_that_is_unmapped_takes_what_is_mapped_in_it_and_nothing_behind_it() {
+    let mut cuda = cuda();
+    for base in [0x1000, 0x2000, 0x3000] {
+        cuda.story.map(cuda.id, &cuda.uvm, (CLIENT, OBJECT), base);
+    }
+    cuda.story.asks(cuda.id, &cuda.uvm, Op::Unmap { base: 0x1000, length: 0x2000 });
+    let world = checked(&cuda.story);
+    let space = world.books().space(cuda.uvm.file).unwrap();
+    assert_eq!(space.maps().map(|(base, _)| base).collect::<Vec<_>>(), [0x3000]);
+}
+
+#[test]
 fn an_address_space_keeps_what_it_maps_until_it_is_unmapped_replaced_or_released() {
     let mut cuda = cuda();
     cuda.story.asks(cuda.id, &cuda.uvm, Op::Space { flags: 2 });
@@ -233,7 +246,7 @@ fn an_address_space_keeps_what_it_maps_until_it_is_unmapped_replaced_or_released
     let space = books.space(cuda.uvm.file).unwrap();
     assert!(space.made && space.flags == 2 && space.gpus == [(1, 2)] && space.maps().count() == 2);
     assert_eq!(books.gap_of_space(cuda.uvm.file), None);
-    cuda.story.asks(cuda.id, &cuda.uvm, Op::Unmap { base: 0x1000 });
+    cuda.story.asks(cuda.id, &cuda.uvm, Op::Unmap { base: 0x1000, length: 0 });
     assert_eq!(checked(&cuda.story).books().memories().count(), 1);
     let (importer, ctl) = cuda.importer();
     cuda.story.memory(importer, &ctl, OTHER, 9, 4);
@@ -574,27 +587,4 @@ fn freeing_costs_what_is_freed_however_much_refers_to_one_memory() {
     cuda.story.frees(cuda.id, &cuda.ctl, CLIENT, CLIENT);
     let world = cuda.story.world();
     assert_eq!(world.books().memories().count(), 0);
-}
-
-#[test]
-fn a_look_that_goes_by_a_running_recording_knows_its_books_and_one_that_comes_later_says_what_it_lacks() {
-    let look = |story: &mut Story| {
-        let What::Header(header) = story.events[0].what.clone() else { panic!("the first event is the header") };
-        story.push(What::Header(Box::new(crate::event::Header { watching_since: None, ..*header })));
-    };
-    let mut cuda = cuda();
-    look(&mut cuda.story);
-    let world = checked(&cuda.story);
-    assert_eq!((world.books().memories().count(), world.books().gap_of_client(CLIENT)), (1, None));
-    for ended in [true, false] {
-        let mut cuda = self::cuda();
-        if ended {
-            cuda.story.push(What::Stop { reason: "signal 2".into() });
-        } else {
-            cuda.story.wait(600);
-        }
-        look(&mut cuda.story);
-        let (at, cause) = (cuda.story.now, "recording_ended");
-        assert_eq!(checked(&cuda.story).books().gap_of_client(CLIENT), Some(Gap::Lost { at, cause }));
-    }
 }

@@ -46,7 +46,7 @@ fn operation(record: Record<'_>, tokens: Tokens) -> Option<Op> {
         op::SPACE_MM => Op::SpaceMm { space: other },
         op::SPACE_GPU => Op::SpaceGpu { uuid: (bytes.swap_bytes(), base.swap_bytes()) },
         op::MAP => Op::Map { client, object, base, length: bytes },
-        op::UNMAP => Op::Unmap { base },
+        op::UNMAP => Op::Unmap { base, length: bytes },
         op::GPU => Op::Gpu { gpu_id: object, device: detail },
         op::MISSED => Op::Missed { why: why(detail)? },
         _ => return None,

@@ -54,7 +54,7 @@ fn sharing() -> impl Strategy<Value = Op> {
         1 => (0_u64..4).prop_map(|flags| Op::Space { flags }),
         1 => (0_u64..3).prop_map(|uuid| Op::SpaceGpu { uuid: (uuid, 0) }),
         4 => (handle(), handle(), 0_u64..4).prop_map(|(client, object, base)| Op::Map { client, object, base, length: 1 }),
-        1 => (0_u64..4).prop_map(|base| Op::Unmap { base }),
+        1 => (0_u64..4).prop_map(|base| Op::Unmap { base, length: 0 }),
     ]
 }
 

@@ -193,7 +193,7 @@ impl Model {
             Step::Unmap(u, base) => {
                 let (id, file) = pick(&self.held(1), u)?;
                 self.unmaps(file, base);
-                self.ask(id, file, Op::Unmap { base });
+                self.ask(id, file, Op::Unmap { base, length: 0 });
             }
             Step::Export(o) => {
                 let from = pick(&self.objects, o)?;
