@@ -19,7 +19,13 @@ struct Truth {
     cause: Option<CauseId>,
     owner: u32,
     holders: Option<BTreeMap<String, outlive::event::Via>>,
+    /// What exactly the dead owner's allocations are, where the scenario knows.
+    #[serde(default)]
+    mib: Option<u64>,
 }
+
+/// Two figures of the same memory differ by no more.
+const NEAR: u64 = 2 << 20;
 
 fn folder() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("fixtures/h200")
@@ -67,8 +73,32 @@ fn every_recorded_incident_is_explained_as_it_was() {
             let got: BTreeMap<String, _> = found.holders.iter().map(|h| (h.pid.to_string(), h.via)).collect();
             assert_eq!(got, holders, "{name}");
         }
-        assert!(found.bytes.is_some_and(|b| b > 512 << 20), "{name}: {:?}", found.bytes);
+        match (truth.mib, found.bytes) {
+            (Some(mib), Some(bytes)) => assert!(bytes.abs_diff(mib << 20) <= NEAR, "{name}: {bytes} bytes, {mib} MiB are held"),
+            (_, bytes) => assert!(bytes.is_some_and(|b| b > 512 << 20), "{name}: {bytes:?}"),
+        }
     }
+}
+
+#[test]
+fn books_that_are_complete_agree_with_nvml_and_each_account_adds_up() {
+    let mut compared = 0;
+    for (name, truth) in truths() {
+        let path = folder().join(format!("{name}.jsonl.zst"));
+        let answer = explain(&offline::world(&[&path], Moment::parse(&truth.at).expect("a moment")).expect("a trace"));
+        for h in &answer.holdings {
+            let Some((books, nvml)) = h.books.as_ref().and_then(|b| Some((b, b.nvml_bytes?))) else { continue };
+            compared += usize::from(books.complete);
+            assert!(!books.complete || books.bytes.abs_diff(nvml) <= NEAR, "{name}: {books:?}");
+            assert!(books.complete != (name == "late"), "{name}: {books:?}");
+        }
+        for gpu in &answer.gpus {
+            let Some((account, used)) = gpu.account.as_ref().zip(gpu.used_bytes) else { continue };
+            let sum = account.owners_bytes + account.held.iter().map(|held| held.bytes).sum::<u64>() + account.unexplained_bytes;
+            assert_eq!(sum, used, "{name}: {account:?}");
+        }
+    }
+    assert!(compared >= 20, "{compared}");
 }
 
 #[test]

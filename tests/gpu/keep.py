@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Keeps a run of run.py in the repository: recordings and truth as fixtures, and docs/h200.md.
 
-    tests/gpu/keep.py OUT
+    tests/gpu/keep.py OUT [COST]
 
-OUT is the folder that run.py wrote. The truth is what the scenario did (PIDs that its programs printed, and the expected
+OUT is the folder that run.py wrote, COST that of cost.py. The truth is what the scenario did (PIDs that its programs printed, and the expected
 cause of the table in run.py), not what outlive said. A scenario that was skipped or failed, and one of which run.py does not
 expect one certain answer, leaves no fixture.
 """
@@ -31,14 +31,14 @@ def truth(section, answers):
     expected = None if holders is None else {str(pids[who]): via for who, via in holders.items()}
     if pids.get("all") and expected:
         expected = {str(pid): "fork" for pid in pids["all"]}
-    return {**at, "cause": cause, "owner": pids[owner], "holders": expected}
+    return {**at, "cause": cause, "owner": pids[owner], "holders": expected, "mib": pids.get("mib")}
 
 
 def block(text):
     return f"```\n{text.rstrip()}\n```\n"
 
 
-def document(sections):
+def document(sections, cost):
     by_name = {s["name"]: s for s in sections if "rows" in s}
     text = [
         "# What outlive said on a real H200, beside the usual tools\n",
@@ -55,6 +55,10 @@ def document(sections):
         "figures stand beside each other here.\n",
         books_table(sections)[0],
     ]
+    if cost:
+        text.append("## What recording costs GPU programs\n\nWritten by `tests/gpu/cost.py`.\n")
+        with open(os.path.join(cost, "cost.md")) as f:
+            text.append(f.read())
     for name in SHOWN:
         if name not in by_name:
             continue
@@ -87,7 +91,7 @@ def main():
     with open(os.path.join(place, "truth.json"), "w") as f:
         json.dump(truths, f, indent=1)
         f.write("\n")
-    document(sections)
+    document(sections, sys.argv[2] if len(sys.argv) > 2 else None)
 
 
 if __name__ == "__main__":

@@ -85,6 +85,12 @@ fn per_gpu<'a>(case: Case<'a>, used: &mut BTreeSet<(u32, u32)>, shares: &Shares<
         };
         split.push(Case { gpu: Some(*index), bytes, bytes_from, nvml: charged, of_others, share, ..case.clone() });
     }
+    // A late client's device is not known: where NVML has a figure, that is in it.
+    if let Some(charged) = split.first_mut()
+        && let Some(unplaced) = of_books.remove(&None)
+    {
+        charged.share.get_or_insert_default().memories.extend(unplaced.memories);
+    }
     for (gpu, share) in of_books {
         // Pieces of unknown size only say that there is something.
         let bytes = Some(share.bytes()).filter(|bytes| *bytes > 0 || share.is_sized());

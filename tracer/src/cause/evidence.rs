@@ -127,18 +127,20 @@ const SAME_BYTES: u64 = 2 << 20;
 /// What the allocations that were seen add up to, beside NVML's figure.
 fn books(case: &Case<'_>, notes: &mut Vec<Note>) {
     let Some(sum) = case.books() else { return };
-    let seen = format!("{} that {} seen", words::count(sum.objects, "allocation", "allocations"), if sum.objects == 1 { "was" } else { "were" });
-    let adds = if sum.objects == 1 { "comes" } else { "add up" };
     let figure = words::size(sum.bytes);
+    let seen = match sum.objects {
+        1 => format!("The allocation that was seen is {figure}"),
+        n => format!("The {n} allocations that were seen add up to {figure}"),
+    };
     let what = match (case.gap_words(), case.nvml) {
         (Some(missing), _) if sum.objects == 0 => format!("No allocation of it was seen: {missing}"),
-        (Some(missing), _) => format!("{seen} {adds} to {figure}, which may not be all: {missing}"),
-        (None, Some(nvml)) if nvml.abs_diff(sum.bytes) <= SAME_BYTES => format!("{seen} {adds} to {figure}, as NVML says"),
+        (Some(missing), _) => format!("{seen}, which may not be all: {missing}"),
+        (None, Some(nvml)) if nvml.abs_diff(sum.bytes) <= SAME_BYTES => format!("{seen}, as NVML says"),
         (None, Some(nvml)) => {
             let more = if nvml > sum.bytes { "more" } else { "less" };
-            format!("{seen} {adds} to {figure}; NVML says {} {more}", words::size(nvml.abs_diff(sum.bytes)))
+            format!("{seen}; NVML says {} {more}", words::size(nvml.abs_diff(sum.bytes)))
         }
-        (None, None) => format!("{seen} {adds} to {figure}; NVML charges it to nobody"),
+        (None, None) => format!("{seen}; NVML charges it to nobody"),
     };
     notes.push(note(None, what));
 }

@@ -158,7 +158,17 @@ fn held(world: &World, token: Token) -> Option<Token> {
 /// NVML's index of the GPU that memory is on: by the id that the driver gave to the device instance, which is its place on the PCI
 /// bus; of a host with one GPU, that one.
 fn gpu_of(world: &World, memory: &Memory) -> Option<u32> {
-    gpu_of_device(world, memory.device?)
+    match memory.device {
+        Some(device) => gpu_of_device(world, device),
+        None => only_gpu(world),
+    }
+}
+
+fn only_gpu(world: &World) -> Option<u32> {
+    match world.gpus().keys().collect::<Vec<_>>()[..] {
+        [only] => Some(*only),
+        _ => None,
+    }
 }
 
 /// See [`gpu_of`].
@@ -170,10 +180,7 @@ pub fn gpu_of_device(world: &World, device: u32) -> Option<u32> {
     {
         return Some(*index);
     }
-    match gpus.keys().collect::<Vec<_>>()[..] {
-        [only] => Some(*only),
-        _ => None,
-    }
+    only_gpu(world)
 }
 
 /// The driver's device instance of a GPU, as far as requests told it.
