@@ -2,7 +2,7 @@
 
 use outlive::event::Via::{Fork, InFlight, IoUring, Opened, PidfdGetfd, ScmRights, Thread};
 use outlive::explanation::CauseId::{
-    CoreDump, DescriptorInFlight, ExitBlockedElsewhere, InheritedDescriptor, LeaderExited, OrphanedProcess, OwnerAlive,
+    CoreDump, DescriptorInFlight, ExitBlockedElsewhere, InheritedDescriptor, KernelClient, LeaderExited, OrphanedProcess, OwnerAlive,
     OwnerStopped, PassedDescriptor, SignalNotFatal, TeardownRunning,
 };
 use outlive_tests::expect::{Expect, Scenario, held};
