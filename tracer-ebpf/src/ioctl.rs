@@ -156,8 +156,10 @@ pub struct Pending {
     pub names: u32,
     /// 1 when the request itself matters; else only that it names a client.
     pub matters: u32,
-    /// Explicit padding.
-    pub pad: u32,
+    /// The request's number as it was passed; set by the caller.
+    pub request: u32,
+    /// Its argument; set by the caller.
+    pub argument: u64,
 }
 
 /// What was done.
@@ -194,7 +196,7 @@ pub struct Done {
 
 const _: () = {
     use core::mem::size_of;
-    assert!(size_of::<Pending>() == 80 && size_of::<Done>() == 64);
+    assert!(size_of::<Pending>() == 88 && size_of::<Done>() == 64);
 };
 
 /// Device instance is not known.

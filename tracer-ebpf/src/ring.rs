@@ -78,14 +78,21 @@ pub(crate) use fill;
 /// Puts one record on the ring; `fill` writes every byte of it. Counts the loss when the ring is full.
 #[inline(always)]
 pub(crate) fn send<T: 'static>(fill: impl FnOnce(&mut MaybeUninit<T>)) {
+    let _counted = try_send(fill);
+}
+
+/// [`send`], for what must be told again if it could not be: false when the ring was full.
+#[inline(always)]
+pub(crate) fn try_send<T: 'static>(fill: impl FnOnce(&mut MaybeUninit<T>)) -> bool {
     let Some(mut entry) = EVENTS.reserve::<T>(0) else {
         count(Lost::RingFull);
-        return;
+        return false;
     };
     fill(&mut entry);
     // SAFETY: every record begins with a header, and `fill` has written it.
     let at = unsafe { (*entry.as_ptr().cast::<Header>()).at };
     entry.submit(u64::from(wake(at)));
+    true
 }
 
 /// Wakes the reader unless this CPU did so a moment ago.

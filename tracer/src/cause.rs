@@ -29,6 +29,8 @@ pub mod shares;
 pub mod signal_not_fatal;
 pub mod teardown_running;
 pub mod unknown;
+#[cfg(test)]
+mod tests;
 mod via;
 pub mod words;
 

@@ -191,7 +191,8 @@ impl Holding {
         match self.cause {
             CauseId::DriverReserve => 3,
             CauseId::OwnerAlive => 2,
-            CauseId::MpsServer if lives() => 2,
+            // A server keeps its own; an allocator that freed what another still uses works together with it.
+            CauseId::MpsServer | CauseId::ImportedMemory if lives() => 2,
             _ if self.bytes == Some(0) => 2,
             CauseId::Unknown => 1,
             _ => 0,

@@ -57,6 +57,8 @@ pub(crate) fn sys_enter_ioctl(ctx: TracePointContext) -> u32 {
     let Some(user) = tracked::current_gpu_user() else {
         return 0;
     };
+    // What an earlier request left behind whose return was not seen.
+    let _stale = PENDING.remove(thread());
     let fd = field::<u64>(&ctx, 16) as u32;
     let Some((file, dev)) = nvidia_at(user.task, fd) else {
         return 0;
@@ -92,6 +94,7 @@ fn enter(file: u64, dev: u32, request: u32, argument: u64) {
         return;
     }
     (pending.file, pending.dev) = (file, dev);
+    (pending.request, pending.argument) = (request, argument);
     if PENDING.insert(thread(), pending, 0).is_err() {
         miss(file, dev, missed::TOO_MANY);
     }
@@ -107,7 +110,8 @@ fn understand(node: u32, request: u32, argument: u64, pending: &mut Pending) -> 
 
 #[tracepoint]
 pub(crate) fn sys_exit_ioctl(ctx: TracePointContext) -> u32 {
-    let request = Registers::of(Typed::current()).second() as u32;
+    let registers = Registers::of(Typed::current());
+    let request = registers.second() as u32;
     if !ioctl::may_matter(request, kernel::abi_xfer()) {
         return 0;
     }
@@ -117,7 +121,7 @@ pub(crate) fn sys_exit_ioctl(ctx: TracePointContext) -> u32 {
         return 0;
     };
     let _removed = PENDING.remove(thread);
-    if returned(&ctx) < 0 {
+    if returned(&ctx) < 0 || pending.request != request || pending.argument != registers.third() {
         return 0;
     }
     if pending.ask == ask::UNREAD {
@@ -168,13 +172,14 @@ fn leave(state: &mut State) {
             file,
             client: u64::from(state.pending.client),
         };
-        remember(&named);
         let known = Done {
             op: op::KNOWN,
             client: state.pending.client,
             ..Done::default()
         };
-        send(file, dev, &known, 0);
+        if send(file, dev, &known, 0) {
+            remember(&named);
+        }
     }
     match state.done.op {
         0 => return,
@@ -188,7 +193,13 @@ fn leave(state: &mut State) {
         }),
         op::GPU if is_told(state.done.object, state.done.detail) => return,
         op::REGISTER | op::EXPORT | op::IMPORT | op::SPACE_MM => {
-            state.other = nvidia_at(task, state.done.fd as u32).map_or(0, |(file, _)| file.0.address());
+            // Another thread may have put something else there meanwhile.
+            let wanted = if state.done.op == op::SPACE_MM { node::UVM } else { node::CONTROL };
+            if let Some((file, dev)) = nvidia_at(task, state.done.fd as u32)
+                && node_of(dev) == wanted
+            {
+                state.other = file.0.address();
+            }
         }
         op::EXPORT_DMA_BUF => {
             if let Some((file, DMA_BUF)) = nvidia_at(task, state.done.fd as u32) {
@@ -205,7 +216,9 @@ fn leave(state: &mut State) {
         return;
     }
     if state.done.list == 0 {
-        send(file, dev, &state.done, state.other);
+        if send(file, dev, &state.done, state.other) && state.done.op == op::GPU {
+            let _full = GPUS.insert(state.done.object, state.done.detail, 0);
+        }
         return;
     }
     if state.done.count > OBJECTS_MAX {
@@ -244,7 +257,7 @@ unsafe extern "C" fn each_object(index: u32, state: *mut State) -> c_long {
     // 0 leaves the place in the list as it was.
     if object != 0 {
         state.done.object = object;
-        send(state.pending.file, state.pending.dev, &state.done, state.other);
+        let _counted = send(state.pending.file, state.pending.dev, &state.done, state.other);
     }
     0
 }
@@ -257,13 +270,14 @@ fn miss(file: u64, dev: u32, why: u32) {
         detail: why,
         ..Done::default()
     };
-    send(file, dev, &done, 0);
+    let _counted = send(file, dev, &done, 0);
 }
 
+/// False when the ring was full.
 #[inline(always)]
-fn send(file: u64, dev: u32, done: &Done, other: u64) {
+fn send(file: u64, dev: u32, done: &Done, other: u64) -> bool {
     let task = Task::current();
-    ring::send::<Rm>(|place| {
+    ring::try_send::<Rm>(|place| {
         fill!(
             place,
             Rm {
@@ -284,7 +298,7 @@ fn send(file: u64, dev: u32, done: &Done, other: u64) {
                 pad: 0,
             }
         );
-    });
+    })
 }
 
 #[inline(always)]
@@ -303,15 +317,11 @@ fn forget(named: &Named) {
     let _absent = CLIENTS.remove(named);
 }
 
-/// This GPU's instance has been told; remembers it otherwise.
+/// This GPU's instance has been told.
 #[inline(always)]
 fn is_told(gpu: u32, device: u32) -> bool {
     // SAFETY: entries are never removed.
-    let told = unsafe { GPUS.get(gpu) }.copied() == Some(device);
-    if !told {
-        let _full = GPUS.insert(gpu, device, 0);
-    }
-    told
+    unsafe { GPUS.get(gpu) }.copied() == Some(device)
 }
 
 /// The running thread: both of its ids.

@@ -4,14 +4,15 @@
 //! taken from NVML where NVML has one, else from the books, and is what remains of the GPU where exactly one case can have it.
 
 use super::case::{BytesFrom, Case, HolderView, Kind, Owner, OwnerFrom};
-use super::shares::{Imported, Shares};
+use super::shares::{Imported, Share, Shares};
 use super::{owners, via};
-use crate::event::{Dev, Node, ProcessId, Role, Via};
+use crate::event::{BootNs, Dev, Node, ProcessId, Role, Via};
 use crate::world::World;
 use crate::world::books::gap::Gap;
 use crate::world::books::memory::Ref;
 use crate::world::file::File;
-use crate::world::process::Process;
+use crate::world::gpu::Gpu;
+use crate::world::process::{Process, Stage};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Less than this is rounding, page tables, and the like.
@@ -37,8 +38,10 @@ pub fn cases(world: &World) -> Vec<Case<'_>> {
         };
         cases.extend(per_gpu(case, &mut used_lines, &shares));
     }
+    cases.retain(|case| !is_twin(case, &shares));
     cases.extend(shares.imported.iter().map(|import| imported(world, import)));
     cases.extend(listed(world, &used_lines, &open));
+    cap_dma_bufs(world, &mut cases);
     remainders(world, &mut cases);
     managed(world, &mut cases);
     leftovers(world, &mut cases);
@@ -76,20 +79,27 @@ fn per_gpu<'a>(case: Case<'a>, used: &mut BTreeSet<(u32, u32)>, shares: &Shares<
         if owner.id.start() > first_seen || !used.insert((*index, pid)) {
             continue;
         }
-        let of_others = charged.map_or(0, |all| shares.charged_for_others(owner.id, *index).min(all));
+        let of_others = charged.map_or(0, |all| shares.charged_for_others(case.world, owner.id, *index).min(all));
         let share = of_books.remove(&Some(*index));
         let (bytes, bytes_from) = match (charged, &share) {
-            (Some(all), _) => (Some(all - of_others), BytesFrom::Nvml),
+            (Some(all), share) => {
+                let uncharged = share.as_ref().map_or(0, Share::uncharged);
+                (Some((all - of_others).saturating_add(uncharged)), BytesFrom::Nvml)
+            }
             (None, Some(share)) => (Some(share.bytes()), BytesFrom::Books),
             (None, None) => (None, BytesFrom::Nobody),
         };
         split.push(Case { gpu: Some(*index), bytes, bytes_from, nvml: charged, of_others, share, ..case.clone() });
     }
-    // A late client's device is not known: where NVML has a figure, that is in it.
-    if let Some(charged) = split.first_mut()
+    // A late client's device is not known: where the files can belong to one GPU only, it is that one.
+    let touched: Vec<u32> = case.world.gpus().keys().copied().filter(|index| touches(&case, *index)).collect();
+    if let [only] = &touched[..]
         && let Some(unplaced) = of_books.remove(&None)
     {
-        charged.share.get_or_insert_default().memories.extend(unplaced.memories);
+        match split.iter_mut().find(|placed: &&mut Case<'_>| placed.gpu == Some(*only)) {
+            Some(placed) => placed.share.get_or_insert_default().memories.extend(unplaced.memories),
+            None => of_books.entry(Some(*only)).or_default().memories.extend(unplaced.memories),
+        }
     }
     for (gpu, share) in of_books {
         // Pieces of unknown size only say that there is something.
@@ -111,22 +121,41 @@ fn of_dma_bufs(case: Case<'_>) -> Case<'_> {
     Case { gpu, bytes: Some(bytes), bytes_from: BytesFrom::DmaBuf, ..case }
 }
 
+/// Only exported handles are left, and all that they keep was imported too: that case tells of their holders.
+fn is_twin(case: &Case<'_>, shares: &Shares<'_>) -> bool {
+    let books = case.world.books();
+    let told = |file: &&File| books.is_export(file.token) && books.kept_by(file.token).iter().all(|id| shares.is_imported(*id));
+    case.living_owner().is_none() && case.share.is_none() && !case.files.is_empty() && case.files.iter().all(told)
+}
+
 /// Memory whose maker's handle is gone and that others imported.
 fn imported<'a>(world: &'a World, import: &Imported<'a>) -> Case<'a> {
-    let owner = import.maker.map(|id| Owner { id, process: owners::lookup(world, id), from: OwnerFrom::Allocator });
+    let owner = Owner { id: import.maker, process: owners::lookup(world, import.maker), from: OwnerFrom::Allocator };
     let mut holders: BTreeMap<(ProcessId, Via), HolderView<'a>> = BTreeMap::new();
-    let references = import.share.memories.iter().flat_map(|memory| memory.refs());
-    for taken in references {
-        let via = match taken.what {
-            Ref::Object { .. } => Via::Import,
-            Ref::Export { .. } => Via::ExportFd,
+    for taken in import.share.memories.iter().flat_map(|memory| memory.refs()) {
+        let opener = match taken.what {
+            Ref::Object { client, .. } => world.books().client(client).map(|client| client.process),
+            Ref::Export { .. } => Some(import.maker),
             Ref::Space { .. } => continue,
         };
-        let Some(file) = world.books().keeper(&taken.what).and_then(|token| world.file(token)) else { continue };
-        for ((id, _), holder) in &file.holders {
-            let Some(process) = world.process(*id).filter(|process| Some(process.id()) != import.maker) else { continue };
-            let new = || HolderView { process, via, deduced: None, from: import.maker, since: Some(taken.at), descriptors: Vec::new() };
-            let view = holders.entry((*id, via)).or_insert_with(new);
+        let Some(opener) = opener else { continue };
+        let Some(file) = world.books().keeper(&taken.what).and_then(|token| world.file(token)) else {
+            // Its description of /dev/nvidiactl is not known.
+            if let Some(process) = world.process(opener).filter(|process| process.is_alive() && process.id() != import.maker) {
+                holders.entry((opener, Via::Import)).or_insert_with(|| imports(process, import.maker, taken.at));
+            }
+            continue;
+        };
+        for ((id, place), holder) in &file.holders {
+            let Some(process) = world.process(*id).filter(|process| process.id() != import.maker) else { continue };
+            let mut new = imports(process, import.maker, taken.at);
+            if *id != opener {
+                // It imported nothing itself: it has the file of who did, or the exported handle.
+                let of = Owner { id: opener, process: owners::lookup(world, opener), from: OwnerFrom::Opener };
+                let way = via::of(world, Some(of), file, process, *place, holder);
+                (new.via, new.deduced, new.from, new.since) = (way.via, way.deduced, way.from.or(Some(opener)), way.since);
+            }
+            let view = holders.entry((*id, new.via)).or_insert(new);
             view.descriptors.extend(holder.slots.iter().map(|slot| (slot.fd, file.dev, slot.tid)));
             view.descriptors.sort_unstable();
             view.descriptors.dedup();
@@ -138,10 +167,14 @@ fn imported<'a>(world: &'a World, import: &Imported<'a>) -> Case<'a> {
         bytes,
         bytes_from: if bytes.is_some() { BytesFrom::Books } else { BytesFrom::Nobody },
         share: Some(import.share.clone()),
-        owner,
+        owner: Some(owner),
         holders: holders.into_values().collect(),
         ..empty(world, Kind::Imported)
     }
+}
+
+fn imports(process: &Process, maker: ProcessId, at: BootNs) -> HolderView<'_> {
+    HolderView { process, via: Via::Import, deduced: None, from: Some(maker), since: Some(at), descriptors: Vec::new() }
 }
 
 /// Lines of NVML whose PID owns no description that we know of.
@@ -206,6 +239,20 @@ pub fn gap<'a>(case: &Case<'a>) -> Option<Gap<'a>> {
     case.world.gap_of_process(case.owner?.id)
 }
 
+/// The kernel tells how large a dma-buf is, not how much of it others have too: it is no more than what nobody else explains.
+fn cap_dma_bufs(world: &World, cases: &mut [Case<'_>]) {
+    for at in 0..cases.len() {
+        let (BytesFrom::DmaBuf, Some(bytes), Some(gpu)) = (cases[at].bytes_from, cases[at].bytes, cases[at].gpu) else { continue };
+        let Some(left) = unexplained(world, cases, gpu) else { continue };
+        let used = world.gpus().get(&gpu).and_then(|gpu| gpu.memory).map_or(0, |memory| memory.used);
+        let of_gpu = cases.iter().filter(|c| c.gpu == Some(gpu) && c.kind != Kind::Reserve).filter_map(|c| c.bytes);
+        let over = of_gpu.fold(0, u64::saturating_add).saturating_sub(used);
+        if left == 0 {
+            cases[at].bytes = Some(bytes.saturating_sub(over));
+        }
+    }
+}
+
 /// Gives what remains of a GPU to the one case that can have it. The dead come first: NVML names the living, unless it has no
 /// lists at all.
 fn remainders(world: &World, cases: &mut Vec<Case<'_>>) {
@@ -228,7 +275,7 @@ fn remainders(world: &World, cases: &mut Vec<Case<'_>>) {
             ..cases[only].clone()
         };
         // The same files may hold what remains of several GPUs.
-        let same = cases[only].bytes.is_none() || cases[only].gpu == Some(index);
+        let same = cases[only].bytes.is_none() || cases[only].gpu.is_none_or(|gpu| gpu == index);
         if same { cases[only] = share } else { cases.push(share) }
     }
     let settled = |c: &Case<'_>, index: u32| {
@@ -252,12 +299,21 @@ fn remainders(world: &World, cases: &mut Vec<Case<'_>>) {
 }
 
 /// Managed memory (cudaMallocManaged) is no object of the driver and in no figure of NVML: what remains of a GPU is that of the
-/// one context that can have some. It lives with the address space of /dev/nvidia-uvm.
+/// one context that can have some, when a recording shows that it cannot be what the dead left behind. It lives with the address
+/// space of /dev/nvidia-uvm.
 fn managed(world: &World, cases: &mut Vec<Case<'_>>) {
-    for &index in world.gpus().keys() {
+    for (&index, gpu) in world.gpus() {
+        if gpu.falling(world.host().now).is_some() || dead_may_have_left(world, gpu) {
+            continue;
+        }
         let Some(left) = unexplained(world, cases, index).filter(|left| *left > NOISE_BYTES) else { continue };
+        // A living process that NVML does not list, and whose books are not known, may have it as well.
+        let other = |c: &Case<'_>| c.kind == Kind::Files && c.bytes.is_none() && !is_settled(c) && touches(c, index);
         let mut fitting = cases.iter().filter(|case| case.gpu == Some(index) && may_be_managed(case));
         let (Some(case), None) = (fitting.next(), fitting.next()) else { continue };
+        if cases.iter().any(|c| other(c) && !is_monitor(world, c)) {
+            continue;
+        }
         let case = Case {
             kind: Kind::Managed,
             bytes: Some(left),
@@ -269,6 +325,22 @@ fn managed(world: &World, cases: &mut Vec<Case<'_>>) {
         };
         cases.push(case);
     }
+}
+
+/// A process that NVML charged has ended since everything in use was last explained, or nobody watched.
+fn dead_may_have_left(world: &World, gpu: &Gpu) -> bool {
+    let Some(settled) = gpu.settled_at.filter(|_| world.host().watching_since().is_some()) else { return true };
+    let ended = |process: &Process| process.charged && process.stage() >= Stage::Zombie && process.ended_at().is_none_or(|at| at >= settled);
+    world.processes().chain(world.finished()).any(ended)
+}
+
+/// Nothing of what it asked of the driver takes memory, as far as a recording goes back.
+fn is_monitor(world: &World, case: &Case<'_>) -> bool {
+    let Some(process) = case.living_owner() else { return false };
+    let books = world.books();
+    // Our own requests are not recorded, and `record` watches from inside.
+    let recorder = process.comm() == "outlive";
+    recorder || books.of_process(process.id()).next().is_some() && books.charged(process.id(), None) == 0
 }
 
 /// It has a context, and an address space that can have managed memory.
@@ -287,7 +359,10 @@ fn leftovers<'a>(world: &'a World, cases: &mut Vec<Case<'a>>) {
         let Some(memory) = gpu.memory else { continue };
         let left = unexplained(world, cases, index).unwrap_or_default();
         // The dead who may have it are told of themselves.
-        let told = |c: &Case<'_>| c.kind == Kind::Files && c.bytes.is_none() && c.living_owner().is_none() && touches(c, index);
+        let told = |c: &Case<'_>| {
+            let unplaced = c.bytes.is_none() || c.gpu.is_none() && c.bytes.is_some_and(|bytes| bytes > 0);
+            c.kind == Kind::Files && unplaced && c.living_owner().is_none() && touches(c, index)
+        };
         let (kind, bytes) = match memory.reserved {
             _ if left > NOISE_BYTES && cases.iter().any(told) => continue,
             None if left > NOISE_BYTES && left <= RESERVE_MAX => (Kind::Reserve, left),

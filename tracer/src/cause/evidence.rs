@@ -5,6 +5,7 @@
 
 use super::Note;
 use super::case::{BytesFrom, Case, HolderView, Kind, OwnerFrom};
+use super::shares::Share;
 use super::words;
 use crate::event::{Action, BootNs, SignalResult, Via};
 use crate::explanation::Confidence;
@@ -72,7 +73,7 @@ fn ownership(case: &Case<'_>, notes: &mut Vec<Note>) {
     let name = case.owner_name();
     let files = words::count(case.files.len(), "GPU file", "GPU files");
     if let Some(why) = owner.from.deduced() {
-        notes.push(note(None, format!("That {files} belong to {name} is deduced: {why}")));
+        notes.push(note(None, format!("That these {files} belong to {name} is deduced: {why}")));
     } else if owner.from == OwnerFrom::Opener {
         let seen = case.files.iter().any(|file| matches!(file.opener, Some((_, Known::Seen))));
         let since = case.files.iter().filter_map(|file| file.opened_at).min();
@@ -100,9 +101,16 @@ fn bytes(case: &Case<'_>, notes: &mut Vec<Note>) {
                 0 => String::new(),
                 of_others => format!("; {} of it another process allocated", words::size(of_others)),
             };
-            notes.push(note(None, format!("NVML charges {all} on GPU {gpu} to PID {pid}{others}")));
+            let uncharged = match case.share.as_ref().map_or(0, Share::uncharged) {
+                0 => String::new(),
+                bytes => format!("; {} more it allocated, and only an exported handle or a mapping keeps them", words::size(bytes)),
+            };
+            notes.push(note(None, format!("NVML charges {all} on GPU {gpu} to PID {pid}{others}{uncharged}")));
         }
-        (BytesFrom::DmaBuf, _) => notes.push(note(None, format!("The kernel says that the dma-buf is {} large", words::size(bytes)))),
+        (BytesFrom::DmaBuf, _) => {
+            let all = case.files.iter().filter_map(|file| file.bytes).fold(0, u64::saturating_add);
+            notes.push(note(None, format!("The kernel says that the dma-bufs add up to {}", words::size(all))));
+        }
         (BytesFrom::Remainder, _) if case.kind == Kind::Files => notes.push(note(
             None,
             format!(
@@ -129,6 +137,8 @@ fn books(case: &Case<'_>, notes: &mut Vec<Note>) {
     let Some(sum) = case.books() else { return };
     let figure = words::size(sum.bytes);
     let seen = match sum.objects {
+        0 => "No allocation of it was seen".to_owned(),
+        1 if sum.bytes == 0 => "Its allocation was seen, but not how large it is".to_owned(),
         1 => format!("The allocation that was seen is {figure}"),
         n => format!("The {n} allocations that were seen add up to {figure}"),
     };
@@ -140,7 +150,10 @@ fn books(case: &Case<'_>, notes: &mut Vec<Note>) {
             let more = if nvml > sum.bytes { "more" } else { "less" };
             format!("{seen}; NVML says {} {more}", words::size(nvml.abs_diff(sum.bytes)))
         }
-        (None, None) => format!("{seen}; NVML charges it to nobody"),
+        (None, None) if case.kind == Kind::Files && case.gpu().is_some_and(|gpu| gpu.listed_at.is_some()) => {
+            format!("{seen}; NVML charges it to nobody")
+        }
+        (None, None) => seen,
     };
     notes.push(note(None, what));
 }

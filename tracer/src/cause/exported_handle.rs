@@ -31,6 +31,8 @@ pub fn judge(case: &Case<'_>) -> Option<Verdict> {
     let names = |of: &[&HolderView<'_>]| words::list(&of.iter().map(|h| words::process(h.process)).collect::<Vec<_>>(), 3);
     let belonged = match case.owner {
         Some(_) => format!("was exported by {}{}", case.owner_name(), ended(case)),
+        // It may well live: its figure can have the same bytes.
+        None if case.bytes == Some(0) => "was exported by a process that cannot be told".to_owned(),
         None => format!("was exported by {}", case.unknown_owner()),
     };
     let handle = if case.files.iter().all(|f| f.dev == Dev::DMA_BUF) { "dma-buf" } else { "exported handle" };
@@ -44,14 +46,20 @@ pub fn judge(case: &Case<'_>) -> Option<Verdict> {
     };
     let mut remedies = Vec::new();
     if !others.is_empty() {
-        let does = if sockets.len() == others.len() { "reads or closes the socket" } else { "closes the descriptor" };
+        let does = match (sockets.len() == others.len(), others.len()) {
+            (true, 1) => "reads or closes the socket",
+            (true, _) => "read or close the sockets",
+            (false, 1) => "closes the descriptor",
+            (false, _) => "close the descriptors",
+        };
         remedies.push(remedy::wait(format!("{} {does} ({})", names(&others), fds(&others)), case.bytes));
     }
     remedies.extend(remedy::end_all(case, &others.iter().map(|holder| holder.process).collect::<Vec<_>>()));
     let how = case.files.iter().map(|file| known_by(case, file));
+    let what = if case.bytes == Some(0) { "Memory that others have too".to_owned() } else { case.what() };
     Some(Verdict {
         confidence: confidence(case),
-        summary: format!("{} {belonged}; {place}.", case.what()),
+        summary: format!("{what} {belonged}; {place}."),
         notes: how.collect(),
         remedies,
     })
@@ -78,7 +86,8 @@ fn fds(holders: &[&HolderView<'_>]) -> String {
     let mut fds: Vec<i32> = holders.iter().flat_map(|h| h.descriptors.iter().map(|d| d.0)).collect();
     fds.sort_unstable();
     fds.dedup();
-    format!("descriptor {}", words::list(&fds.iter().map(ToString::to_string).collect::<Vec<_>>(), 4))
+    let noun = if fds.len() == 1 { "descriptor" } else { "descriptors" };
+    format!("{noun} {}", words::list(&fds.iter().map(ToString::to_string).collect::<Vec<_>>(), 4))
 }
 
 #[cfg(test)]

@@ -7,15 +7,18 @@
 //! * **Must be seen:** the duplicate or import by another process, and that the allocator's own handle is gone (its end, or
 //!   its free).
 //! * **Would refute it:** the allocator's client lives; the importer freed its reference.
-//! * **Confidence:** exact; inferred when the allocation was before the recording (its size, or its maker, is not known).
+//! * **Confidence:** exact; inferred when its size is not known, or how a further holder got the importer's files.
+//! * **No alarm** while the allocator lives and only freed it: the two work together.
 //! * **Cold:** nothing tells afterwards: a look without a recording calls the importer an `owner_alive`.
 //! * **Remedy:** let the importer close its handle (cudaIpcCloseMemHandle, cuMemRelease), or end it.
 
 use super::case::{Case, Kind};
 use super::evidence::{ended, note};
-use super::{Verdict, remedy, words};
-use crate::explanation::Confidence;
+use super::{Verdict, mps_server, remedy, words};
+use crate::event::Via;
+use crate::explanation::{Confidence, Remedy};
 use crate::world::books::memory::Ref;
+use crate::world::process::Process;
 
 /// Whether this is the cause.
 #[must_use]
@@ -23,22 +26,43 @@ pub fn judge(case: &Case<'_>) -> Option<Verdict> {
     if case.kind != Kind::Imported {
         return None;
     }
-    let importers: Vec<_> = case.holders.iter().map(|holder| holder.process).collect();
-    let names = words::list(&importers.iter().map(|p| words::process(p)).collect::<Vec<_>>(), 3);
     let allocated = match (case.owner, case.living_owner()) {
         (Some(_), Some(owner)) => format!("was allocated by {}, which has freed it", words::process(owner)),
-        (Some(_), None) => format!("was allocated by {}{}", case.owner_name(), ended(case)),
-        (None, _) => "was allocated by a process that was not seen".to_owned(),
+        _ => format!("was allocated by {}{}", case.owner_name(), ended(case)),
     };
-    let keeps = if importers.len() == 1 { "keeps" } else { "keep" };
     let sized = case.share.as_ref().is_some_and(|share| share.is_sized());
-    let exact = sized && case.owner.is_some();
+    let exact = sized && case.holders.iter().all(|holder| holder.deduced.is_none());
     Some(Verdict {
         confidence: if exact { Confidence::Exact } else { Confidence::Inferred },
-        summary: format!("{} {allocated}; {names} imported it and {keeps} it.", case.what()),
+        summary: format!("{} {allocated}; {}.", case.what(), kept(case)),
         notes: imports(case),
-        remedies: remedies(case, &names, &importers),
+        remedies: remedies(case),
     })
+}
+
+/// Who keeps it, in which way.
+fn kept(case: &Case<'_>) -> String {
+    let names = |via: &dyn Fn(Via) -> bool| -> Vec<String> {
+        case.holders.iter().filter(|holder| via(holder.via)).map(|holder| words::process(holder.process)).collect()
+    };
+    let verb = |n: usize, one: &'static str, many: &'static str| if n == 1 { one } else { many };
+    let importers = names(&|via| via == Via::Import);
+    let handles = names(&|via| matches!(via, Via::ExportFd | Via::InFlight));
+    let others = names(&|via| !matches!(via, Via::Import | Via::ExportFd | Via::InFlight));
+    let mut parts = Vec::new();
+    if !importers.is_empty() {
+        let keep = verb(importers.len(), "keeps", "keep");
+        parts.push(format!("{} imported it and {keep} it", words::list(&importers, 3)));
+    }
+    if !others.is_empty() {
+        let have = verb(others.len(), "has", "have");
+        parts.push(format!("{} still {have} the files of a process that imported it", words::list(&others, 3)));
+    }
+    if !handles.is_empty() {
+        let have = verb(handles.len(), "has", "have");
+        parts.push(format!("{} {have} its exported handle", words::list(&handles, 3)));
+    }
+    if parts.is_empty() { "another process imported it and keeps it".to_owned() } else { parts.join("; ") }
 }
 
 fn imports(case: &Case<'_>) -> Vec<super::Note> {
@@ -57,10 +81,21 @@ fn imports(case: &Case<'_>) -> Vec<super::Note> {
     notes
 }
 
-fn remedies(case: &Case<'_>, names: &str, importers: &[&crate::world::process::Process]) -> Vec<crate::explanation::Remedy> {
-    let close = format!("{names} closes the imported handle (cudaIpcCloseMemHandle or cuMemRelease)");
-    let mut remedies = vec![remedy::wait(close, case.bytes)];
-    remedies.extend(remedy::end_all(case, importers));
+fn remedies(case: &Case<'_>) -> Vec<Remedy> {
+    let mut processes: Vec<&Process> = case.holders.iter().map(|holder| holder.process).collect();
+    processes.sort_by_key(|process| process.id());
+    processes.dedup_by_key(|process| process.id());
+    if processes.iter().any(|process| mps_server::is_mps(process)) {
+        return vec![mps_server::quit(case)];
+    }
+    let names = words::list(&processes.iter().map(|process| words::process(process)).collect::<Vec<_>>(), 3);
+    let mut remedies = Vec::new();
+    if !processes.is_empty() {
+        let verb = if processes.len() == 1 { "closes" } else { "close" };
+        let close = format!("{names} {verb} the imported handle (cudaIpcCloseMemHandle or cuMemRelease)");
+        remedies.push(remedy::wait(close, case.bytes));
+    }
+    remedies.extend(remedy::end_all(case, &processes));
     remedies
 }
 

@@ -55,7 +55,8 @@ fn client(case: &Case<'_>) -> Option<Verdict> {
     })
 }
 
-fn is_mps(process: &Process) -> bool {
+/// By its name, which is all that there is.
+pub(super) fn is_mps(process: &Process) -> bool {
     process.comm().starts_with(COMM)
 }
 
@@ -67,7 +68,7 @@ fn clients(case: &Case<'_>) -> Vec<u32> {
     pids
 }
 
-fn quit(case: &Case<'_>) -> Remedy {
+pub(super) fn quit(case: &Case<'_>) -> Remedy {
     remedy::command(
         "echo quit | nvidia-cuda-mps-control".to_owned(),
         "ends the MPS server when its clients have ended (with the server's CUDA_MPS_PIPE_DIRECTORY and user)",

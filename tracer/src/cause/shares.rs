@@ -6,7 +6,9 @@
 
 use crate::event::{ProcessId, Token};
 use crate::world::World;
-use crate::world::books::memory::{Memory, Ref};
+use crate::world::books::Client;
+use crate::world::books::memory::{Memory, MemoryId, Ref};
+use crate::world::process::Process;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Descriptions that keep each other open, followed to one that somebody holds.
@@ -19,8 +21,8 @@ enum Keeper {
     File(Token),
     /// A process that imported it from another.
     Import {
-        /// Who allocated it, if that is known.
-        maker: Option<ProcessId>,
+        /// Who allocated it.
+        maker: ProcessId,
         /// Who imported it first.
         importer: ProcessId,
         /// The importer's description of /dev/nvidiactl.
@@ -42,6 +44,13 @@ impl Share<'_> {
         self.memories.iter().filter_map(|memory| memory.bytes).fold(0, u64::saturating_add)
     }
 
+    /// Bytes that the driver charges to nobody: their oldest reference is no object of a client.
+    #[must_use]
+    pub fn uncharged(&self) -> u64 {
+        let nobodys = |memory: &&&Memory| memory.first().is_some_and(|taken| !matches!(taken.what, Ref::Object { .. }));
+        self.memories.iter().filter(nobodys).filter_map(|memory| memory.bytes).fold(0, u64::saturating_add)
+    }
+
     /// The size of each piece is known.
     #[must_use]
     pub fn is_sized(&self) -> bool {
@@ -53,7 +62,7 @@ impl Share<'_> {
 #[derive(Clone, Debug)]
 pub struct Imported<'a> {
     /// Who allocated it.
-    pub maker: Option<ProcessId>,
+    pub maker: ProcessId,
     /// Who imported it first: the driver charges it from now on.
     pub importer: ProcessId,
     /// The importer's description of /dev/nvidiactl.
@@ -111,9 +120,24 @@ impl<'a> Shares<'a> {
 
     /// Bytes on this GPU that the driver charges to this process although another one allocated them.
     #[must_use]
-    pub fn charged_for_others(&self, id: ProcessId, gpu: u32) -> u64 {
-        let its = self.imported.iter().filter(|import| import.importer == id && import.gpu == Some(gpu));
-        its.map(|import| import.share.bytes()).fold(0, u64::saturating_add)
+    pub fn charged_for_others(&self, world: &World, id: ProcessId, gpu: u32) -> u64 {
+        let here = self.imported.iter().filter(|import| import.gpu == Some(gpu)).flat_map(|import| &import.share.memories);
+        let charged = here.filter(|memory| charged_to(world, memory) == Some(id)).filter_map(|memory| memory.bytes);
+        charged.fold(0, u64::saturating_add)
+    }
+
+    /// This memory was imported, so it is told of as such.
+    #[must_use]
+    pub fn is_imported(&self, id: MemoryId) -> bool {
+        self.imported.iter().flat_map(|import| &import.share.memories).any(|memory| memory.id == id)
+    }
+}
+
+/// The process that the driver charges: that of the client with the oldest reference, when that is an object of a client.
+fn charged_to(world: &World, memory: &Memory) -> Option<ProcessId> {
+    match memory.first()?.what {
+        Ref::Object { client, .. } => Some(world.books().client(client)?.process),
+        Ref::Space { .. } | Ref::Export { .. } => None,
     }
 }
 
@@ -125,14 +149,25 @@ fn keeper(world: &World, memory: &Memory) -> Option<Keeper> {
             _ => None,
         })
     };
-    let of_maker = |client: &&crate::world::books::Client| {
-        Some(client.handle) == memory.maker.client || Some(client.process) == memory.maker.process
+    // A handle alone proves nothing: the driver gives it out again.
+    let of_maker = |client: &&Client| match memory.maker.process {
+        Some(maker) => client.process == maker,
+        None => Some(client.handle) == memory.maker.client,
     };
     if let Some(own) = objects().find(of_maker) {
         return own.file.map(Keeper::File);
     }
+    // A maker that lives and still maps it, or has it exported, has not given it up.
+    if let Some(kept) = memory.first().filter(|_| charged_to(world, memory).is_none()).and_then(|taken| books.keeper(&taken.what))
+        && let Some(maker) = memory.maker.process.filter(|maker| world.process(*maker).is_some_and(Process::is_alive))
+        && world.file(kept).is_some_and(|file| file.is_held_by(maker))
+    {
+        return Some(Keeper::File(kept));
+    }
     if let Some(first) = objects().next() {
-        return Some(Keeper::Import { maker: memory.maker.process, importer: first.process, file: first.file });
+        // Who allocated it was not seen: nothing tells that it has gone.
+        let Some(maker) = memory.maker.process else { return first.file.map(Keeper::File) };
+        return Some(Keeper::Import { maker, importer: first.process, file: first.file });
     }
     let is_space = |reference: &Ref| matches!(reference, Ref::Space { .. });
     let references: Vec<Ref> = memory.refs().map(|taken| taken.what).collect();

@@ -66,11 +66,15 @@ pub fn missing(case: &Case<'_>) -> Vec<String> {
     }
     if case.kind == Kind::Leftover && !case.candidates.is_empty() {
         let pids: Vec<String> = case.candidates.iter().map(|pid| words::by_pid(case.world, *pid)).collect();
-        missing.push(format!(
-            "whose it is: NVML charges it to nobody, and {} may have it (managed memory, or memory without a channel); a recording \
-             that begins before them would tell",
-            words::list(&pids, 3)
-        ));
+        let pids = words::list(&pids, 3);
+        missing.push(if case.gpu().is_some_and(|gpu| gpu.listed_at.is_some()) {
+            format!(
+                "proof of whose it is: NVML charges it to nobody; {pids} may have it as managed memory or without a channel, or the \
+                 driver lost it (a recording that began before would tell)"
+            )
+        } else {
+            format!("proof of whose it is: NVML gives no lists of processes here; {pids} may have it")
+        });
     }
     if case.kind == Kind::Listed && !case.candidates.is_empty() {
         missing.push("which of the open GPU files are its: several dead processes fit".to_owned());

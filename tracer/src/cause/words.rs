@@ -94,12 +94,12 @@ pub fn duration(ns: u64) -> String {
 #[must_use]
 pub fn gap(gap: &Gap<'_>) -> String {
     match gap {
-        Gap::Named { .. } => "its client was made before the recording began".to_owned(),
+        Gap::Named { .. } => "its session with the driver began before the recording".to_owned(),
         Gap::OpenedBefore { .. } => "it had opened the driver before the recording began".to_owned(),
         Gap::Lost { cause: "recording_ended", .. } => "the recording had ended before this look".to_owned(),
         Gap::Lost { cause, .. } => format!("events were lost ({})", plain(cause)),
-        Gap::Missed { why, .. } => format!("a request of it was not believed ({})", missed(*why)),
-        Gap::Inconsistent { .. } => "a request contradicted what was known of its client".to_owned(),
+        Gap::Missed { why, .. } => format!("one of its requests to the driver could not be verified ({})", missed(*why)),
+        Gap::Inconsistent { .. } => "a request contradicted what was known of its session with the driver".to_owned(),
         Gap::UnknownMapping { .. } => "an address space maps what was not seen to be allocated".to_owned(),
     }
 }

@@ -198,6 +198,9 @@ fn account(used: u64, holdings: &[&Holding]) -> AccountPart {
     let mut rest = used;
     for holding in holdings {
         let bytes = holding.bytes.unwrap_or_default();
+        if holding.cause == CauseId::Unknown {
+            continue;
+        }
         rest = rest.saturating_sub(bytes);
         if holding.is_ordinary() {
             account.owners_bytes = account.owners_bytes.saturating_add(bytes);

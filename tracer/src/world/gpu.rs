@@ -3,12 +3,15 @@
 //! Always true: bounded. Samples are kept as points of change, so that a flat line costs nothing.
 
 use crate::event::{BootNs, GpuProcess, GpuUse};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Points of change kept.
 pub const SAMPLES_KEPT: usize = 64;
 /// A fall that is younger than this is still going on.
 pub const FALLING_NS: u64 = 3_000_000_000;
+
+/// This much more than NVML charges is the driver's own bookkeeping (9 MiB for one context on an H200).
+const SETTLED_BYTES: u64 = 16 << 20;
 
 /// Memory at one time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,11 +56,15 @@ pub struct Gpu {
     pub lines: BTreeMap<(u32, GpuUse), Line>,
     /// When the lists were last received; absent when never.
     pub listed_at: Option<BootNs>,
+    /// Last time that all that was in use was charged to somebody.
+    pub settled_at: Option<BootNs>,
 }
 
 impl Gpu {
     /// Takes a sample.
     pub fn sample(&mut self, at: BootNs, memory: Memory) {
+        // The lists of the last sample, which came after its memory if they changed, belong to that.
+        self.settle(self.sampled_at);
         self.sampled_at = self.sampled_at.max(at);
         self.memory = Some(memory);
         if self.samples.back().is_none_or(|(_, used)| *used != memory.used) {
@@ -77,7 +84,18 @@ impl Gpu {
             self.lines.insert((line.pid, line.usage), entry);
         }
         self.listed_at = Some(at);
+        self.settle(at);
         old.iter().filter(|((pid, _), _)| self.of_pid(*pid).next().is_none()).map(|((pid, _), l)| (*pid, l.first_seen)).collect()
+    }
+
+    /// Notes whether all that is in use is charged to somebody.
+    fn settle(&mut self, at: BootNs) {
+        let Some(memory) = self.memory.filter(|_| self.listed_at.is_some()) else { return };
+        let pids: BTreeSet<u32> = self.lines.keys().map(|(pid, _)| *pid).collect();
+        let charged = pids.into_iter().filter_map(|pid| self.charged(pid).flatten()).fold(0, u64::saturating_add);
+        if memory.used.saturating_sub(charged) <= SETTLED_BYTES {
+            self.settled_at = self.settled_at.max(Some(at));
+        }
     }
 
     /// The lines of one PID.

@@ -62,8 +62,9 @@ pub(super) const ALL: &[Spec] = &[
     call("sys_exit_fcntl", "duplicates of a descriptor between two scans"),
     call("sys_enter_close", "when a descriptor was closed"),
     some_call("sys_exit_close_range", "when descriptors were closed by close_range"),
-    call("sys_enter_ioctl", ASKED),
+    // The return first: an entry whose return is not seen would be left over.
     call("sys_exit_ioctl", ASKED),
+    call("sys_enter_ioctl", ASKED),
     call("sys_exit_sendmsg", "who put an NVIDIA file into a unix socket"),
     call("sys_exit_sendmmsg", "who put an NVIDIA file into a unix socket"),
     call("sys_exit_recvmsg", PASSED),

@@ -7,7 +7,8 @@ use super::description::{Description, Export, Mapping, Space};
 use super::memory::{Maker, Memory, MemoryId, Ref, Refs, Taken};
 use super::{Books, CLIENTS_MAX, Client, DESCRIPTIONS_MAX, KEPT_MAX, OBJECTS_MAX, Object, Origin, bit};
 use crate::event::rm::{ExportKind, Handle, Op, Rm};
-use crate::event::{BootNs, Dev, Token};
+use crate::event::{BootNs, Dev, ProcessId, Token};
+use std::collections::BTreeSet;
 
 /// GPU ids kept; the driver has fewer device instances.
 const GPU_IDS_MAX: usize = 1_024;
@@ -71,7 +72,11 @@ impl Books {
             }
             Op::Map { client, object, base, length } => self.maps(call, (client, object), base, length),
             Op::Unmap { base, length } => self.unmap(rm.file, base, length),
-            Op::Missed { why } => self.misses(at, rm.id, why),
+            Op::Missed { why } => {
+                // A child that uses its parent's client leaves a gap in the parent's books.
+                let owners: BTreeSet<ProcessId> = self.of_file(rm.file).map(|client| client.process).chain([rm.id]).collect();
+                owners.into_iter().for_each(|id| self.misses(at, id, why));
+            }
             Op::Gpu { gpu_id, device } => {
                 if self.gpu_ids.len() < GPU_IDS_MAX || self.gpu_ids.contains_key(&device) {
                     self.gpu_ids.insert(device, gpu_id);
@@ -369,6 +374,8 @@ impl Books {
 
     fn maps(&mut self, call: &Call, place: (Handle, Handle), base: u64, length: u64) {
         let (file, at) = (call.rm.file, call.at);
+        // A new mapping takes the place of what it covers.
+        self.unmap(file, base, length);
         let found = self.look(place.0, place.1);
         if let Named::Memory(memory) = found {
             let seq = self.next();

@@ -134,7 +134,7 @@ impl World {
     #[must_use]
     pub fn gap_of_process(&self, id: ProcessId) -> Option<Gap<'_>> {
         let clients = || self.books.of_process(id).filter_map(|client| self.books.gap_of(client)).next();
-        let opened = |file: &File| file.opener.is_some_and(|(opener, _)| opener == id);
+        let opened = |file: &File| file.opener.map_or_else(|| file.is_held_by(id), |(opener, _)| opener == id);
         let missed = || self.books.missed_since(id, id.start());
         clients().or_else(missed).or_else(|| self.opened_before(opened)).or_else(|| self.books.lost_since(id.start()))
     }

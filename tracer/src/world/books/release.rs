@@ -185,24 +185,23 @@ impl Books {
         }
     }
 
-    /// What is mapped from `base` on, `length` bytes of it; without a length what is mapped there.
+    /// What is mapped from `base` on and ends within `length` bytes; without a length what is mapped there. A mapping of which only a part
+    /// goes still keeps its memory (uvm_ext_gpu_map_split, uvm_map_external.c).
     pub(super) fn unmap(&mut self, file: Token, base: u64, length: u64) {
-        let last = base.saturating_add(length.max(1) - 1);
-        let mut unmapped = false;
-        while let Some((at, map)) = self.first_mapped(file, base, last) {
+        let end = base.saturating_add(length);
+        let Some(space) = self.space(file) else { return };
+        let inside = |(at, map): &(&u64, &Mapping)| length == 0 || at.saturating_add(map.length) <= end;
+        let gone: Vec<(u64, Mapping)> =
+            space.maps.range(base..end.max(base.saturating_add(1))).filter(inside).map(|(at, map)| (*at, *map)).collect();
+        for (at, map) in &gone {
             if let Some(space) = self.descriptions.get_mut(&file).and_then(|description| description.space.as_mut()) {
-                space.maps.remove(&at);
+                space.maps.remove(at);
             }
             self.drop_kept(map.memory, map.seq);
-            unmapped = true;
         }
-        if unmapped {
+        if !gone.is_empty() {
             self.prune(file);
         }
-    }
-
-    fn first_mapped(&self, file: Token, base: u64, last: u64) -> Option<(u64, Mapping)> {
-        self.space(file)?.maps.range(base..=last).next().map(|(at, map)| (*at, *map))
     }
 
     pub(super) fn unmap_all(&mut self, file: Token) {

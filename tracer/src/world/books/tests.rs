@@ -218,13 +218,13 @@ fn memory_can_be_carried_over_when_its_handle_was_given_out_again_meanwhile() {
 #[test]
 fn a_range_that_is_unmapped_takes_what_is_mapped_in_it_and_nothing_behind_it() {
     let mut cuda = cuda();
-    for base in [0x1000, 0x2000, 0x3000] {
+    for base in [2, 4, 6].map(|at| at * MIB) {
         cuda.story.map(cuda.id, &cuda.uvm, (CLIENT, OBJECT), base);
     }
-    cuda.story.asks(cuda.id, &cuda.uvm, Op::Unmap { base: 0x1000, length: 0x2000 });
+    cuda.story.asks(cuda.id, &cuda.uvm, Op::Unmap { base: 2 * MIB, length: 4 * MIB });
     let world = checked(&cuda.story);
     let space = world.books().space(cuda.uvm.file).unwrap();
-    assert_eq!(space.maps().map(|(base, _)| base).collect::<Vec<_>>(), [0x3000]);
+    assert_eq!(space.maps().map(|(base, _)| base).collect::<Vec<_>>(), [6 * MIB]);
 }
 
 #[test]
