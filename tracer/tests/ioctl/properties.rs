@@ -282,6 +282,24 @@ proptest! {
     }
 
     #[test]
+    fn the_driver_may_round_a_size_up_by_less_than_the_largest_page_and_nothing_else(
+        asked in prop_oneof![any::<u64>(), 0_u64..1 << 40, (0_u64..1 << 31).prop_map(|back| u64::MAX - back)],
+        more in prop_oneof![-3_i64..3, (-3_i64..3).prop_map(|more| more + (512 << 20)), any::<i64>()],
+    ) {
+        for shape in SHAPES.iter().filter(|shape| shape.op == op::MEMORY) {
+            let place = if shape.ask == ask::VID_HEAP { ARGUMENTS + 88 } else { PARAMS + 64 };
+            let mut entry = shape.memory(0x5c00_0000);
+            entry.put(place, &asked.to_le_bytes());
+            let mut after = entry.clone();
+            let given = asked.wrapping_add_signed(more);
+            after.put(place, &given.to_le_bytes());
+            let rounded = (0..512 << 20).contains(&(i128::from(given) - i128::from(asked)));
+            let expected = if rounded { Ok((op::MEMORY, given)) } else { Err(Refused::Changed) };
+            prop_assert_eq!(shape.asked(&entry, &after).map(|done| (done.op, done.bytes)), expected);
+        }
+    }
+
+    #[test]
     fn whatever_a_process_passes_nothing_panics_and_only_what_stayed_the_same_is_believed(
         (node, request) in request(), address in address(), branch in 530_u32..600, seed in any::<u64>(), holes in select(vec![0_u64, 0, 5, 40]),
         changed in prop::collection::vec((0_u64..48, select(LIKELY.to_vec())), 0..3), other in prop_oneof![4 => Just(0_u64), 1 => any::<u64>()],
