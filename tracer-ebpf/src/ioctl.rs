@@ -323,6 +323,8 @@ pub fn begin(memory: &impl UserMemory, abi: &Abi, node: u32, call: Call, pending
             match high(pending.words[1]) {
                 class::ROOT | class::ROOT_NON_PRIV | class::ROOT_CLIENT => pending.client = 0,
                 class::MEMORY_LOCAL_USER => pending.bytes = memory.u64(at(pending.params, 64))?,
+                class::DEVICE if pending.params != 0 => pending.bytes = u64::from(memory.u32(pending.params)?),
+                class::MEMORY_FABRIC if pending.params != 0 => pending.bytes = u64::from(memory.u32(at(pending.params, 40))?),
                 class::DEVICE | class::SUBDEVICE | class::MEMORY_FABRIC | class::MEMORY_EXPORT => {}
                 class::FABRIC_IMPORTED_REF | class::FABRIC_IMPORT_V2 | class::MULTICAST_FABRIC => {}
                 _ => pending.matters = 0,
@@ -338,6 +340,9 @@ pub fn begin(memory: &impl UserMemory, abi: &Abi, node: u32, call: Call, pending
             pending.params = pending.words[2];
             pending.client = low(pending.words[0]);
             pending.matters = matters(low(pending.words[1]));
+            if pending.matters != 0 {
+                pending.bytes = nested(memory, low(pending.words[1]), pending.params)?;
+            }
         }
         ask::DUP | ask::SHARE => {
             pending.words = memory.three(address)?;
@@ -380,6 +385,25 @@ pub fn begin(memory: &impl UserMemory, abi: &Abi, node: u32, call: Call, pending
         _ => pending.matters = 0,
     }
     Some(())
+}
+
+/// What a control command's parameters ask for, as one word to be compared: all that the driver only reads.
+#[inline(always)]
+fn nested(memory: &impl UserMemory, command: u32, params: u64) -> Option<u64> {
+    let fold = |a: u64, b: u64| a.rotate_left(21) ^ b;
+    Some(match command {
+        control::EXPORT_OBJECT_TO_FD => {
+            let object = memory.two(params)?;
+            fold(fold(object[0], object[1]), u64::from(memory.u32(at(params, 20))?))
+        }
+        control::IMPORT_OBJECT_FROM_FD => {
+            let from = memory.two(params)?;
+            fold(fold(from[0], from[1]), u64::from(memory.u32(at(params, 16))?))
+        }
+        control::EXPORT_OBJECTS_TO_FD => fold(u64::from(memory.u32(at(params, 4))?), u64::from(memory.u32(at(params, 2_124))?)),
+        control::IMPORT_OBJECTS_FROM_FD => fold(memory.u64(params)?, u64::from(memory.u32(at(params, 648))?)),
+        _ => u64::from(memory.u32(params)?),
+    })
 }
 
 /// 1 when a control command matters.

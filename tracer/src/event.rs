@@ -310,6 +310,9 @@ pub enum What {
         /// PCI address ("0000:0b:00.0").
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pci: Option<String>,
+        /// Last time that all used memory was charged to somebody, when a recording tells it again.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        settled_at: Option<BootNs>,
     },
     /// Memory of a GPU. total = reserved + used + free (NVML v2).
     GpuMemory {

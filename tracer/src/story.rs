@@ -223,7 +223,7 @@ impl Story {
     /// GPU 0 with these lines (PID, MiB) and this much used.
     pub(crate) fn nvml(&mut self, used_mib: u64, lines: &[(u32, u64)]) {
         let pci = Some("00000000:0B:00.0".to_owned());
-        self.push(What::Gpu { gpu: 0, uuid: "GPU-0".into(), name: "H200".into(), minor: Some(0), pci });
+        self.push(What::Gpu { gpu: 0, uuid: "GPU-0".into(), name: "H200".into(), minor: Some(0), pci, settled_at: None });
         self.used(used_mib);
         let line = |&(pid, mib): &(u32, u64)| GpuProcess { pid, bytes: Some(mib * MIB), usage: GpuUse::Compute, name: None };
         self.push(What::GpuProcesses { gpu: 0, list: lines.iter().map(line).collect() });

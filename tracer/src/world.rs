@@ -252,11 +252,12 @@ impl World {
 
     fn gpu_event(&mut self, at: BootNs, what: &What) {
         match what {
-            What::Gpu { gpu, uuid, name, minor, pci } => {
+            What::Gpu { gpu, uuid, name, minor, pci, settled_at } => {
                 let known = self.gpus.entry(*gpu).or_default();
                 known.uuid.clone_from(uuid);
                 known.name.clone_from(name);
                 known.minor = minor.or(known.minor);
+                known.settled_at = known.settled_at.max(*settled_at);
                 if pci.is_some() {
                     known.pci.clone_from(pci);
                 }

@@ -143,6 +143,7 @@ fn the_first_sample_tells_gpus_memory_and_all_three_lists() {
                 name: "NVIDIA Double".to_owned(),
                 minor: Some(4),
                 pci: Some("0000:0b:00.0".to_owned()),
+                settled_at: None,
             };
             let list = vec![
                 line(5, None, GpuUse::Mps, None),

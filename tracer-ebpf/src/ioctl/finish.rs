@@ -3,7 +3,7 @@
 //! Always true: the status is looked at first, and nothing is believed that is not as it was at entry, or, where the driver writes
 //! back, what the driver can have made of it.
 
-use super::{Done, NO_DEVICE, Pending, UserMemory, VID_HEAP_ALLOC_SIZE, VID_HEAP_FREE, ask, at, high, low, missed, op};
+use super::{Done, NO_DEVICE, Pending, UserMemory, VID_HEAP_ALLOC_SIZE, VID_HEAP_FREE, ask, at, high, low, missed, nested, op};
 use crate::abi::{Abi, class, control, rm};
 
 /// Why a return is not an event.
@@ -117,6 +117,7 @@ fn allocated(memory: &impl UserMemory, p: &Pending, status: u64, done: &mut Done
         class::MEMORY_FABRIC if p.params != 0 => {
             // Address space for memory that it references: `map.hVidMem` (mem_fabric.c). None: nothing is referenced yet.
             let of = read(memory.u32(at(p.params, 40)))?;
+            same(u64::from(of) == p.bytes)?;
             if of != 0 {
                 (done.op, done.from_client, done.from_object) = (op::DUP, done.client, of);
             }
@@ -124,7 +125,7 @@ fn allocated(memory: &impl UserMemory, p: &Pending, status: u64, done: &mut Done
         }
         class::DEVICE if p.params != 0 => {
             done.detail = read(memory.u32(p.params))?;
-            Ok(())
+            same(u64::from(done.detail) == p.bytes)
         }
         // Without parameters: the first.
         class::DEVICE => {
@@ -204,10 +205,11 @@ fn registered(memory: &impl UserMemory, p: &Pending, done: &mut Done) -> Result<
 fn dma_buf(memory: &impl UserMemory, abi: &Abi, p: &Pending, done: &mut Done) -> Result<(), Refused> {
     granted(memory.u32(at(p.address, u64::from(abi.dma_buf_status))))?;
     let words = read(memory.two(p.address))?;
-    same(u64::from(high(words[0])) == p.words[0] && words[1] == p.words[1])?;
+    let made = p.params == u64::from(u32::MAX);
+    same(u64::from(high(words[0])) == p.words[0] && words[1] == p.words[1] && (made || u64::from(low(words[0])) == p.params))?;
     (done.op, done.fd, done.count) = (op::EXPORT_DMA_BUF, low(words[0]) as i32, high(words[1]));
     done.list = at(p.address, u64::from(abi.dma_buf_handles));
-    done.detail = (p.params == u64::from(u32::MAX)) as u32;
+    done.detail = made as u32;
     Ok(())
 }
 
@@ -216,6 +218,10 @@ fn controlled(memory: &impl UserMemory, p: &Pending, done: &mut Done) -> Result<
     granted(memory.u32(at(p.address, 28)))?;
     let words = read(memory.three(p.address))?;
     same(words[0] == p.words[0] && words[1] == p.words[1] && words[2] == p.words[2])?;
+    if p.matters == 0 {
+        return Ok(());
+    }
+    same(read(nested(memory, low(words[1]), p.params))? == p.bytes)?;
     match low(words[1]) {
         control::GPU_GET_ID_INFO | control::GPU_GET_ID_INFO_V2 => {
             (done.op, done.object) = (op::GPU, read(memory.u32(p.params))?);
@@ -267,13 +273,13 @@ fn unified(memory: &impl UserMemory, abi: &Abi, p: &Pending, done: &mut Done) ->
         }
         ask::UVM_GPU => {
             granted(memory.u32(at(p.address, 36)))?;
-            same(first == p.words[0])?;
+            same(first == p.words[0] && read(memory.u64(at(p.address, 8)))? == p.words[1])?;
             (done.op, done.bytes, done.base) = (op::SPACE_GPU, first, p.words[1]);
         }
         ask::UVM_MAP => {
             let tail = read(memory.two(at(p.address, u64::from(abi.uvm_map_tail))))?;
             granted(Some(high(tail[1])))?;
-            same(first == p.words[0] && tail[0] == p.words[2] && u64::from(low(tail[1])) == p.params)?;
+            same(first == p.words[0] && read(memory.u64(at(p.address, 8)))? == p.words[1] && tail[0] == p.words[2] && u64::from(low(tail[1])) == p.params)?;
             (done.op, done.client, done.object) = (op::MAP, high(tail[0]), low(tail[1]));
             (done.base, done.bytes) = (first, p.words[1]);
         }

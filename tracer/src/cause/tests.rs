@@ -86,7 +86,7 @@ fn of_two_gpus_the_one_that_the_files_belong_to_has_the_memory_once() {
     story.forks(a, 580, "train");
     story.killed(BASH, a);
     story.nvml(2_560, &[]);
-    story.push(What::Gpu { gpu: 1, uuid: "GPU-1".into(), name: "H200".into(), minor: Some(1), pci: Some("00000000:0C:00.0".into()) });
+    story.push(What::Gpu { gpu: 1, uuid: "GPU-1".into(), name: "H200".into(), minor: Some(1), pci: Some("00000000:0C:00.0".into()), settled_at: None });
     story.push(What::GpuMemory { gpu: 1, total: 143_771 * MIB, used: 0, reserved: Some(615 * MIB) });
     story.push(What::GpuProcesses { gpu: 1, list: vec![] });
     story.scanned();
@@ -101,7 +101,7 @@ fn what_the_books_know_is_not_called_lost_on_the_gpu_whose_id_is_not_known() {
     story.killed(BASH, a);
     story.wait(60);
     story.nvml(2_050, &[]);
-    story.push(What::Gpu { gpu: 1, uuid: "GPU-1".into(), name: "H200".into(), minor: Some(1), pci: Some("00000000:0C:00.0".into()) });
+    story.push(What::Gpu { gpu: 1, uuid: "GPU-1".into(), name: "H200".into(), minor: Some(1), pci: Some("00000000:0C:00.0".into()), settled_at: None });
     story.push(What::GpuMemory { gpu: 1, total: 143_771 * MIB, used: 0, reserved: Some(615 * MIB) });
     story.push(What::GpuProcesses { gpu: 1, list: vec![] });
     story.scanned();
@@ -153,7 +153,7 @@ fn what_only_an_exported_handle_keeps_is_still_its_living_makers() {
 fn without_lists_nothing_is_called_managed() {
     let mut story = Story::warm();
     user(&mut story, 574, "train", 0xc1, 2_048);
-    story.push(What::Gpu { gpu: 0, uuid: "GPU-0".into(), name: "H200".into(), minor: Some(0), pci: Some("00000000:0B:00.0".into()) });
+    story.push(What::Gpu { gpu: 0, uuid: "GPU-0".into(), name: "H200".into(), minor: Some(0), pci: Some("00000000:0B:00.0".into()), settled_at: None });
     story.used(2_562);
     story.scanned();
     assert!(story.told().holdings.iter().all(|h| !h.summary.contains("managed memory")));

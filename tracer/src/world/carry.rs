@@ -142,7 +142,7 @@ fn carry_host(host: &Host, out: &mut Vec<Event>) {
 fn carry_gpu(index: u32, gpu: &Gpu, out: &mut Vec<Event>) {
     let at = gpu.samples.front().map_or(gpu.sampled_at, |(at, _)| *at);
     let (uuid, name) = (gpu.uuid.clone(), gpu.name.clone());
-    out.push(event(at, What::Gpu { gpu: index, uuid, name, minor: gpu.minor, pci: gpu.pci.clone() }));
+    out.push(event(at, What::Gpu { gpu: index, uuid, name, minor: gpu.minor, pci: gpu.pci.clone(), settled_at: gpu.settled_at }));
     if let Some(memory) = gpu.memory {
         let sample = |at, used| {
             event(at, What::GpuMemory { gpu: index, total: memory.total, used, reserved: memory.reserved })

@@ -103,7 +103,7 @@ fn surroundings() -> impl Strategy<Value = What> {
         1 => (0_u64..1 << 33, proptest::option::of(0_u64..1 << 30))
             .prop_map(|(used, reserved)| What::GpuMemory { gpu: 0, total: 1 << 34, used, reserved }),
         1 => list,
-        1 => (0_u32..3).prop_map(|gpu| What::Gpu { gpu, uuid: "u".into(), name: "n".into(), minor: Some(0), pci: None }),
+        1 => (0_u32..3).prop_map(|gpu| What::Gpu { gpu, uuid: "u".into(), name: "n".into(), minor: Some(0), pci: None, settled_at: None }),
         1 => (0_u32..100).prop_map(|code| What::Xid { pci: "0000:0b:00".into(), code, pid: Some(3), message: "m".into() }),
         1 => any::<u64>().prop_map(|count| What::Lost { cause: "ring_full".into(), count }),
         1 => any::<u64>().prop_map(|real_ns| What::Clock { real_ns }),

@@ -280,6 +280,7 @@ fn identity(device: &Device<'_>, gpu: u32) -> Result<What, NvmlError> {
         name: device.name()?,
         minor: device.minor_number().ok(),
         pci: device.pci_info().ok().map(|pci| address(&pci.bus_id)),
+        settled_at: None,
     })
 }
 

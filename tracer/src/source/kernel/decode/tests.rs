@@ -1,6 +1,7 @@
 //! Tests of the decoder: every kind of record, and bytes that are none.
 
 use super::*;
+use crate::event::rm::{ExportKind, Missed, Op};
 use proptest::prelude::*;
 
 const TOKENS: Tokens = Tokens::with_key(0x0123_4567_89ab_cdef);
@@ -125,6 +126,52 @@ fn an_xid_message_names_the_channel_s_creator() {
     assert!(matches!(&what, What::Xid { pci, code: 31, pid: Some(4711), .. } if pci == "0000:0b:00.0"), "{what:?}");
 }
 
+/// A granted request as the programs report it, every field with a value of its own.
+fn request(op: u32, detail: u32) -> Vec<u8> {
+    let (file, other) = (0xffff_8881_0000_1000, 0xffff_8881_0000_2000);
+    let tail = [file, other, 0x0807_0605_0403_0201, 0x1817_1615_1413_1211, pair(195 << 20 | 255, op), pair(3, 4), pair(5, 6), pair(7, 8), pair(detail, 0)];
+    record(18, size_of::<record::Rm>(), 0, &tail)
+}
+
+#[test]
+fn a_request_has_every_field_where_the_record_has_it() {
+    let op = |op: u32, detail: u32| {
+        let What::Rm(rm) = event(&request(op, detail)) else { panic!() };
+        assert_eq!((rm.id, rm.file, rm.dev), (WHO, TOKENS.of(0xffff_8881_0000_1000), Dev::new(195, 255)));
+        rm.op
+    };
+    let (client, parent, object, class) = (3, 4, 5, 6);
+    let (bytes, base, other) = (0x0807_0605_0403_0201, 0x1817_1615_1413_1211, TOKENS.of(0xffff_8881_0000_2000));
+    assert_eq!(op(1, 9), Op::Client { client });
+    assert_eq!(op(2, 9), Op::Known { client });
+    assert_eq!(op(3, 9), Op::Object { client, parent, object, class, device: Some(9) });
+    assert_eq!(op(3, u32::MAX), Op::Object { client, parent, object, class, device: None });
+    assert_eq!(op(4, 9), Op::Memory { client, parent, object, class, bytes });
+    assert_eq!(op(5, 9), Op::Free { client, object });
+    assert_eq!(op(6, 9), Op::Dup { client, parent, object, from_client: 7, from_object: 8 });
+    assert_eq!(op(7, 9), Op::Share { client, object, with: 9 });
+    assert_eq!(op(8, 9), Op::Register { control: other });
+    assert_eq!(op(9, 9), Op::Export { client, object, to: other, kind: ExportKind::Fd });
+    assert_eq!(op(10, 1), Op::Export { client, object, to: other, kind: ExportKind::DmaBuf });
+    assert_eq!(op(11, 9), Op::Import { client, parent, object, from: other });
+    assert_eq!(op(12, 9), Op::Space { flags: bytes });
+    assert_eq!(op(13, 9), Op::SpaceMm { space: other });
+    // A UUID is bytes, whose order is that of the address.
+    assert_eq!(op(14, 9), Op::SpaceGpu { uuid: (0x0102_0304_0506_0708, 0x1112_1314_1516_1718) });
+    assert_eq!(op(15, 9), Op::Map { client, object, base, length: bytes });
+    assert_eq!(op(16, 9), Op::Unmap { base, length: bytes });
+    assert_eq!(op(17, 9), Op::Gpu { gpu_id: object, device: 9 });
+    assert_eq!(op(18, 2), Op::Missed { why: Missed::Changed });
+}
+
+#[test]
+fn a_request_of_an_unknown_kind_is_no_event() {
+    for (op, detail) in [(0, 0), (19, 0), (u32::MAX, 0), (18, 0), (18, 8), (7, 0x1_0000)] {
+        assert_eq!(ring(&request(op, detail), TOKENS), Decoded::Unknown, "{op} {detail}");
+    }
+    assert_eq!(ring(&request(1, 0)[..size_of::<record::Rm>() - 1], TOKENS), Decoded::Unknown);
+}
+
 #[test]
 fn numbers_and_lengths_that_do_not_fit_are_unknown() {
     assert_eq!(ring(&record(999, 64, 0, &[]), TOKENS), Decoded::Unknown);
@@ -156,5 +203,16 @@ proptest! {
         let _ = ring(&bytes, TOKENS);
         let _ = line(&bytes, TOKENS);
         let _ = split(&bytes, |_| ());
+    }
+
+    #[test]
+    fn a_request_of_random_bytes_does_not_panic(words in proptest::collection::vec(any::<u64>(), 9), op in 0_u32..22, detail in 0_u32..12) {
+        let mut words = words;
+        let _ = ring(&record(18, size_of::<record::Rm>(), 0, &words), TOKENS);
+        // Most operations are only reached by their number.
+        (words[4], words[8]) = (pair(0, op), pair(detail, 0));
+        let decoded = ring(&record(18, size_of::<record::Rm>(), 0, &words), TOKENS);
+        let known = (1..=17).contains(&op) || (op == 18 && (1..=7).contains(&detail));
+        prop_assert_eq!(matches!(decoded, Decoded::Event(_)), known);
     }
 }
