@@ -296,6 +296,9 @@ def scenario(host, s):
             section["nvml_before"], used = host.nvml(), host.used()
         act(s.act, process, pids)
         acted = time.monotonic()
+        if "all" in pids:
+            # A worker that was not in its storage when its parent ended may have noticed, and ended too.
+            pids["all"] = [pid for pid in pids["all"] if os.path.exists(f"/proc/{pid}/fd/0")]
         cold_code, cold, took = host.explain()
         warm_code, warm, _ = host.explain("--history", trace)
         # The recorder flushes every second; some incidents last only a few.
