@@ -147,7 +147,10 @@ fn a_trace_cut_anywhere_is_explained_or_refused_and_never_kills_the_program() {
     let cut = folder.path().join("cut.jsonl");
     let whole = zstd::decode_all(fs::File::open(demo()).unwrap()).unwrap();
     for sixteenth in 1..16 {
-        fs::write(&cut, &whole[..whole.len() * sixteenth / 16]).unwrap();
+        let near = whole.len() * sixteenth / 16;
+        // In the middle of a line, and not between two.
+        let end = (near..whole.len()).find(|end| !whole[end - 1..=*end].contains(&b'\n')).unwrap();
+        fs::write(&cut, &whole[..end]).unwrap();
         let told = outlive(&["explain", "--trace", cut.to_str().unwrap()]);
         assert!(matches!(code(&told), 0 | 3 | 4), "{sixteenth}/16: {}", err(&told));
         assert!(out(&told).contains("ends in the middle"), "{sixteenth}/16: the report names the limit\n{}", out(&told));
