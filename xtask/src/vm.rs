@@ -109,8 +109,8 @@ fn pack(folder: &Path, tests: &[PathBuf]) -> Result<PathBuf> {
 fn init_script(tests: &[PathBuf]) -> String {
     let mut script = String::from(
         "#!/bin/sh\nexport PATH=/bin HOME=/ OUTLIVE_IN_VM=1\n\
-         mount -t proc proc /proc; mount -t sysfs sys /sys; mount -t devtmpfs dev /dev; mount -t tmpfs tmp /tmp\n\
-         mkdir -p /sys/fs/cgroup /dev/pts; mount -t devpts devpts /dev/pts; mount -t cgroup2 cgroup2 /sys/fs/cgroup; ip link set lo up\n\
+         mount -t proc proc /proc; mount -t sysfs sys /sys; mount -t devtmpfs dev /dev\n\
+         mkdir -p /tmp /sys/fs/cgroup /dev/pts; mount -t devpts devpts /dev/pts; mount -t cgroup2 cgroup2 /sys/fs/cgroup; ip link set lo up\n\
          uname -r\nstatus=0\n",
     );
     for test in tests {
