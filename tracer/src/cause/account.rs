@@ -4,7 +4,7 @@
 //! taken from NVML where NVML has one, else from the books, and is what remains of the GPU where exactly one case can have it.
 
 use super::case::{BytesFrom, Case, HolderView, Kind, Owner, OwnerFrom};
-use super::shares::{Imported, Share, Shares};
+use super::shares::{Imported, Share, Shares, only_gpu};
 use super::{owners, via};
 use crate::event::{BootNs, Dev, Node, ProcessId, Role, Via};
 use crate::world::World;
@@ -114,10 +114,7 @@ fn per_gpu<'a>(case: Case<'a>, used: &mut BTreeSet<(u32, u32)>, shares: &Shares<
 fn of_dma_bufs(case: Case<'_>) -> Case<'_> {
     let sizes = case.files.iter().map(|file| file.bytes.filter(|_| file.dev == Dev::DMA_BUF));
     let Some(bytes) = sizes.sum::<Option<u64>>().filter(|_| !case.files.is_empty()) else { return case };
-    let gpu = match case.world.gpus().keys().collect::<Vec<_>>()[..] {
-        [only] => Some(*only),
-        _ => None,
-    };
+    let gpu = only_gpu(case.world);
     Case { gpu, bytes: Some(bytes), bytes_from: BytesFrom::DmaBuf, ..case }
 }
 

@@ -13,12 +13,13 @@ use super::case::{Case, HolderView, Kind};
 use super::evidence::{confidence, ended, note};
 use super::{Verdict, remedy, words};
 use crate::event::{Dev, Role, Via};
+use crate::world::World;
 use crate::world::file::File;
 
 /// Whether this is the cause.
 #[must_use]
 pub fn judge(case: &Case<'_>) -> Option<Verdict> {
-    let exports_only = !case.files.is_empty() && case.files.iter().all(|file| is_exported(case, file));
+    let exports_only = !case.files.is_empty() && case.files.iter().all(|file| is_exported(case.world, file));
     if case.kind != Kind::Files || case.living_owner().is_some() || !exports_only {
         return None;
     }
@@ -67,8 +68,8 @@ pub fn judge(case: &Case<'_>) -> Option<Verdict> {
 
 /// The description is an exported handle.
 #[must_use]
-pub fn is_exported(case: &Case<'_>, file: &File) -> bool {
-    file.dev == Dev::DMA_BUF || file.role == Some(Role::Exported) || case.world.books().is_export(file.token)
+pub fn is_exported(world: &World, file: &File) -> bool {
+    file.dev == Dev::DMA_BUF || file.role == Some(Role::Exported) || world.books().is_export(file.token)
 }
 
 fn known_by(case: &Case<'_>, file: &File) -> super::Note {

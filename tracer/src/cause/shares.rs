@@ -199,7 +199,9 @@ fn gpu_of(world: &World, memory: &Memory) -> Option<u32> {
     }
 }
 
-fn only_gpu(world: &World) -> Option<u32> {
+/// The index of a host's only GPU.
+#[must_use]
+pub fn only_gpu(world: &World) -> Option<u32> {
     match world.gpus().keys().collect::<Vec<_>>()[..] {
         [only] => Some(*only),
         _ => None,

@@ -3,7 +3,8 @@
 //! Always true: what was seen is taken as it is; what is deduced says from what.
 
 use super::case::Owner;
-use crate::event::{BootNs, Dev, ProcessId, Role, Via};
+use super::exported_handle;
+use crate::event::{BootNs, ProcessId, Via};
 use crate::world::World;
 use crate::world::file::{File, Holder, Place, Slot};
 use crate::world::process::{Process, Stage};
@@ -30,7 +31,7 @@ pub(super) fn of(
     holder: &Holder,
 ) -> Way {
     let way = came(world, owner, file, process, place, holder);
-    let exported = file.dev == Dev::DMA_BUF || file.role == Some(Role::Exported) || world.books().is_export(file.token);
+    let exported = exported_handle::is_exported(world, file);
     match way.via {
         Via::ScmRights | Via::PidfdGetfd if exported => Way { via: Via::ExportFd, ..way },
         _ => way,
