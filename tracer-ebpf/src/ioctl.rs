@@ -58,7 +58,7 @@ pub mod ask {
     pub const UVM_UNMAP: u32 = 16;
     /// A request of a known number and an unknown size: if the driver grants it, our table is wrong.
     pub const WRONG_SIZE: u32 = 17;
-    /// A request that could not be read at entry: `params` is the request, `address` its argument.
+    /// A request that could not be read at entry.
     pub const UNREAD: u32 = 18;
 }
 
@@ -127,9 +127,14 @@ pub trait UserMemory {
     /// Eight bytes.
     fn u64(&self, address: u64) -> Option<u64>;
     /// 16 bytes.
-    fn two(&self, address: u64) -> Option<[u64; 2]>;
+    fn two(&self, address: u64) -> Option<[u64; 2]> {
+        Some([self.u64(address)?, self.u64(at(address, 8))?])
+    }
     /// 24 bytes.
-    fn three(&self, address: u64) -> Option<[u64; 3]>;
+    fn three(&self, address: u64) -> Option<[u64; 3]> {
+        let [first, second] = self.two(address)?;
+        Some([first, second, self.u64(at(address, 16))?])
+    }
 }
 
 /// A request between entry and return.

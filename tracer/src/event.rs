@@ -44,7 +44,7 @@ impl ProcessId {
 pub type Token = u64;
 
 /// A device number as the kernel's `dev_t`: major << 20 | minor. Serialised as a number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Dev(pub u32);
 
 impl Dev {
@@ -60,6 +60,15 @@ impl Dev {
     #[must_use]
     pub const fn major(self) -> u32 {
         self.0 >> 20
+    }
+    /// What it is for, by NVIDIA's own numbers (nv-chardev-numbers.h); UVM's major is another on each host.
+    #[must_use]
+    pub const fn node(self) -> Node {
+        match (self.major(), self.minor()) {
+            (195, 255) => Node::Control,
+            (195, 0..=247) => Node::Gpu,
+            _ => Node::Other,
+        }
     }
     /// Minor number.
     #[must_use]
@@ -193,7 +202,7 @@ pub enum Node {
 }
 
 impl DeviceNode {
-    /// By its name, and by NVIDIA's own numbers (nv-chardev-numbers.h) where the name says nothing.
+    /// By its name, and by its number where the name says nothing.
     #[must_use]
     pub fn node(&self) -> Node {
         let name = self.path.rsplit('/').next().unwrap_or_default();
@@ -205,11 +214,7 @@ impl DeviceNode {
             "nvidia-uvm" => Node::Uvm,
             name if is_numbered(name) => Node::Gpu,
             name if name.starts_with("nvidia") => Node::Other,
-            _ => match (self.dev.major(), self.dev.minor()) {
-                (195, 255) => Node::Control,
-                (195, 0..=247) => Node::Gpu,
-                _ => Node::Other,
-            },
+            _ => self.dev.node(),
         }
     }
 }
@@ -245,7 +250,7 @@ pub struct Header {
 }
 
 /// One holding of one open file description: descriptor `fd` of process `id`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hold {
     /// The process.
     pub id: ProcessId,

@@ -262,21 +262,5 @@ pub(crate) fn fold(events: &[Event]) -> World {
 }
 
 pub(crate) fn bare(id: ProcessId, fd: i32, file: Token, dev: Dev) -> Hold {
-    Hold {
-        id,
-        tid: None,
-        fd,
-        file,
-        dev,
-        cred: None,
-        cloexec: None,
-        opened_cloexec: None,
-        via: None,
-        from: None,
-        opener: None,
-        since: None,
-        role: None,
-        pins: None,
-        bytes: None,
-    }
+    Hold { id, fd, file, dev, ..Hold::default() }
 }

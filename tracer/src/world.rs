@@ -29,6 +29,7 @@ use crate::event::rm::{Op, Rm};
 use crate::event::{BootNs, Dev, DeviceNode, Event, Header, Node, ProcessId, ProcessState, Token, What};
 use crate::explanation::LimitPart;
 use books::Books;
+use books::gap::RECORDING_ENDED;
 use file::File;
 use gpu::{Gpu, Memory};
 use host::{Host, LastScan, Xid};
@@ -137,7 +138,7 @@ impl World {
     pub fn node_of(&self, dev: Dev) -> Node {
         let nodes = self.host.header.iter().flat_map(|header| &header.devices);
         let known = nodes.into_iter().find(|node| node.dev == dev).map(DeviceNode::node);
-        known.unwrap_or_else(|| DeviceNode { dev, path: String::new() }.node())
+        known.unwrap_or_else(|| dev.node())
     }
 
     /// GPUs by NVML index.
@@ -245,7 +246,7 @@ impl World {
             self.files.values_mut().for_each(|file| file.pins = None);
         } else if self.host.header.is_some() && (self.host.stopped.is_some() || at.saturating_sub(last) > UNWATCHED_NS) {
             // A look long after the end of the recording that it goes by.
-            self.books.loses(at, "recording_ended", 1);
+            self.books.loses(at, RECORDING_ENDED, 1);
         }
         self.host.header = Some(header);
     }

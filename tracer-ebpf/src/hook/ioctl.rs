@@ -40,6 +40,16 @@ struct Named {
     client: u64,
 }
 
+impl Named {
+    #[inline(always)]
+    fn new(file: u64, client: u32) -> Named {
+        Named {
+            file,
+            client: u64::from(client),
+        }
+    }
+}
+
 /// Clients that have been told of.
 #[map]
 static CLIENTS: LruHashMap<Named, u32> = LruHashMap::with_max_entries(CLIENTS_MAX, 0);
@@ -79,16 +89,11 @@ fn enter(file: u64, dev: u32, request: u32, argument: u64) {
     }
     let mut pending = Pending::default();
     if understand(node, request, argument, &mut pending).is_none() {
-        (pending.ask, pending.address, pending.params) = (ask::UNREAD, argument, u64::from(request));
-        (pending.client, pending.matters) = (0, 1);
+        (pending.ask, pending.client, pending.matters) = (ask::UNREAD, 0, 1);
     }
     // A client can only be used through the description that owns it, so whatever names it there proves that it is there.
     if node == node::CONTROL && pending.client != 0 {
-        let named = Named {
-            file,
-            client: u64::from(pending.client),
-        };
-        pending.names = u32::from(!is_known(&named));
+        pending.names = u32::from(!is_known(&Named::new(file, pending.client)));
     }
     if pending.matters | pending.names == 0 {
         return;
@@ -141,7 +146,7 @@ pub(crate) fn sys_exit_ioctl(ctx: TracePointContext) -> u32 {
 #[inline(always)]
 fn unread(pending: &Pending) {
     let mut now = Pending::default();
-    let readable = understand(node_of(pending.dev), pending.params as u32, pending.address, &mut now).is_some();
+    let readable = understand(node_of(pending.dev), pending.request, pending.argument, &mut now).is_some();
     if !readable || now.matters != 0 {
         miss(pending.file, pending.dev, missed::UNREADABLE);
     }
@@ -168,29 +173,21 @@ fn leave(state: &mut State) {
         }
     }
     if state.pending.names != 0 {
-        let named = Named {
-            file,
-            client: u64::from(state.pending.client),
-        };
         let known = Done {
             op: op::KNOWN,
             client: state.pending.client,
             ..Done::default()
         };
         if send(file, dev, &known, 0) {
-            remember(&named);
+            remember(&Named::new(file, state.pending.client));
         }
     }
     match state.done.op {
         0 => return,
-        op::CLIENT => remember(&Named {
-            file,
-            client: u64::from(state.done.client),
-        }),
-        op::FREE if state.done.object == state.done.client => forget(&Named {
-            file,
-            client: u64::from(state.done.client),
-        }),
+        op::CLIENT => remember(&Named::new(file, state.done.client)),
+        op::FREE if state.done.object == state.done.client => {
+            forget(&Named::new(file, state.done.client));
+        }
         op::GPU if is_told(state.done.object, state.done.detail) => return,
         op::REGISTER | op::EXPORT | op::IMPORT | op::SPACE_MM => {
             // Another thread may have put something else there meanwhile.

@@ -8,15 +8,12 @@ use super::shares::{Imported, Share, Shares, only_gpu};
 use super::{owners, via};
 use crate::event::{BootNs, Dev, Node, ProcessId, Role, Via};
 use crate::world::World;
-use crate::world::books::gap::Gap;
 use crate::world::books::memory::Ref;
 use crate::world::file::File;
-use crate::world::gpu::Gpu;
+use crate::world::gpu::{Gpu, NOISE_BYTES};
 use crate::world::process::{Process, Stage};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Less than this is rounding, page tables, and the like.
-pub const NOISE_BYTES: u64 = 16 << 20;
 /// Where NVML does not tell the driver's reserve from used memory, up to this much may be it (an H200 has 615 MiB).
 const RESERVE_MAX: u64 = 1 << 30;
 
@@ -199,13 +196,16 @@ fn listed<'a>(world: &'a World, used: &BTreeSet<(u32, u32)>, open: &BTreeSet<u32
     cases
 }
 
+/// Bytes of a GPU that the cases account for. NVML's figures, or a damaged trace's, need not be possible.
+fn explained(cases: &[Case<'_>], gpu: u32) -> u64 {
+    let of_gpu = cases.iter().filter(|c| c.gpu == Some(gpu) && c.kind != Kind::Reserve);
+    of_gpu.filter_map(|c| c.bytes).fold(0, u64::saturating_add)
+}
+
 /// Used bytes of a GPU that no case accounts for.
 fn unexplained(world: &World, cases: &[Case<'_>], gpu: u32) -> Option<u64> {
     let memory = world.gpus().get(&gpu)?.memory?;
-    let of_gpu = cases.iter().filter(|c| c.gpu == Some(gpu) && c.kind != Kind::Reserve);
-    // NVML's figures, or a damaged trace's, need not be possible.
-    let explained = of_gpu.filter_map(|c| c.bytes).fold(0, u64::saturating_add);
-    Some(memory.used.saturating_sub(explained))
+    Some(memory.used.saturating_sub(explained(cases, gpu)))
 }
 
 /// The case's files can hold memory of this GPU.
@@ -225,28 +225,18 @@ fn touches(case: &Case<'_>, index: u32) -> bool {
 fn is_settled(case: &Case<'_>) -> bool {
     match (case.bytes_from, &case.share) {
         (BytesFrom::Nvml | BytesFrom::DmaBuf, _) => true,
-        (_, Some(share)) => share.is_sized() && gap(case).is_none(),
+        (_, Some(share)) => share.is_sized() && case.gap().is_none(),
         _ => false,
     }
-}
-
-/// What may be missing of the case's memory in the books.
-#[must_use]
-pub fn gap<'a>(case: &Case<'a>) -> Option<Gap<'a>> {
-    case.world.gap_of_process(case.owner?.id)
 }
 
 /// The kernel tells how large a dma-buf is, not how much of it others have too: it is no more than what nobody else explains.
 fn cap_dma_bufs(world: &World, cases: &mut [Case<'_>]) {
     for at in 0..cases.len() {
         let (BytesFrom::DmaBuf, Some(bytes), Some(gpu)) = (cases[at].bytes_from, cases[at].bytes, cases[at].gpu) else { continue };
-        let Some(left) = unexplained(world, cases, gpu) else { continue };
-        let used = world.gpus().get(&gpu).and_then(|gpu| gpu.memory).map_or(0, |memory| memory.used);
-        let of_gpu = cases.iter().filter(|c| c.gpu == Some(gpu) && c.kind != Kind::Reserve).filter_map(|c| c.bytes);
-        let over = of_gpu.fold(0, u64::saturating_add).saturating_sub(used);
-        if left == 0 {
-            cases[at].bytes = Some(bytes.saturating_sub(over));
-        }
+        let Some(memory) = world.gpus().get(&gpu).and_then(|gpu| gpu.memory) else { continue };
+        let over = explained(cases, gpu).saturating_sub(memory.used);
+        cases[at].bytes = Some(bytes.saturating_sub(over));
     }
 }
 

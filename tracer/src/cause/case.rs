@@ -7,6 +7,7 @@ use super::shares::{Share, device_of_gpu};
 use super::words;
 use crate::event::{BootNs, Dev, ProcessId, Via};
 use crate::world::World;
+use crate::world::books::gap::Gap;
 use crate::world::file::{File, Sent};
 use crate::world::gpu::Gpu;
 use crate::world::process::{Process, Stage};
@@ -133,6 +134,15 @@ pub struct HolderView<'a> {
     pub descriptors: Vec<(i32, Dev, Option<u32>)>,
 }
 
+/// The numbers of their descriptors, each once and in order.
+#[must_use]
+pub fn descriptor_numbers(holders: &[&HolderView<'_>]) -> Vec<String> {
+    let mut fds: Vec<i32> = holders.iter().flat_map(|h| h.descriptors.iter().map(|d| d.0)).collect();
+    fds.sort_unstable();
+    fds.dedup();
+    fds.iter().map(ToString::to_string).collect()
+}
+
 /// A case.
 #[derive(Clone, Debug)]
 pub struct Case<'a> {
@@ -205,11 +215,19 @@ impl<'a> Case<'a> {
         Some(Sum { bytes: books.charged(id, device), objects: books.charged_objects(id, device) })
     }
 
+    /// What may be missing of the owner's memory in the books.
+    #[must_use]
+    pub fn gap(&self) -> Option<Gap<'a>> {
+        self.world.gap_of_process(self.owner?.id)
+    }
+
     /// Why something may be missing in the books of this case.
     #[must_use]
     pub fn gap_words(&self) -> Option<String> {
-        let Some(owner) = self.owner else { return Some("the process that allocated it is not known".to_owned()) };
-        self.world.gap_of_process(owner.id).map(|gap| words::gap(&gap))
+        if self.owner.is_none() {
+            return Some("the process that allocated it is not known".to_owned());
+        }
+        self.gap().map(|gap| words::gap(&gap))
     }
 
     /// Holders other than the owner.

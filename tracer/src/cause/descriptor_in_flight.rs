@@ -10,7 +10,7 @@
 //! * **Remedy:** let the process that has the socket read or close it; let the one with the ring unregister the file;
 //!   or end it.
 
-use super::case::Case;
+use super::case::{Case, descriptor_numbers};
 use super::evidence::{confidence, ended, note};
 use super::{Verdict, remedy, words};
 use crate::event::Via;
@@ -29,7 +29,7 @@ pub fn judge(case: &Case<'_>) -> Option<Verdict> {
         None => format!("{} belongs to {}", case.what(), case.unknown_owner()),
     };
     let names = |of: &[&super::case::HolderView<'_>]| {
-        words::list(&of.iter().map(|h| words::process(h.process)).collect::<Vec<_>>(), 3)
+        words::processes(of.iter().map(|h| h.process))
     };
     let notes = case.in_transit().map(|(_, sent)| {
         let socket = sent.socket.map(|inode| format!(" through socket {inode}")).unwrap_or_default();
@@ -46,19 +46,12 @@ pub fn judge(case: &Case<'_>) -> Option<Verdict> {
     };
     let mut remedies = Vec::new();
     if !sockets.is_empty() {
-        let effect = format!("{} reads or closes the socket (descriptor {})", names(&sockets), fds(&sockets));
+        let effect = format!("{} reads or closes the socket (descriptor {})", names(&sockets), words::list(&descriptor_numbers(&sockets), 4));
         remedies.push(remedy::wait(effect, case.bytes));
     }
     let all: Vec<_> = case.others().map(|holder| holder.process).collect();
     remedies.extend(remedy::end_all(case, &all));
     Some(Verdict { confidence, summary: format!("{belonged}; {place}."), notes, remedies })
-}
-
-fn fds(holders: &[&super::case::HolderView<'_>]) -> String {
-    let mut fds: Vec<i32> = holders.iter().flat_map(|h| h.descriptors.iter().map(|d| d.0)).collect();
-    fds.sort_unstable();
-    fds.dedup();
-    words::list(&fds.iter().map(ToString::to_string).collect::<Vec<_>>(), 4)
 }
 
 #[cfg(test)]

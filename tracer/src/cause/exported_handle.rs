@@ -9,7 +9,7 @@
 //! * **Confidence:** exact when the owner is proven; else inferred.
 //! * **Remedy:** let the holder close the descriptor, or end it.
 
-use super::case::{Case, HolderView, Kind};
+use super::case::{Case, HolderView, Kind, descriptor_numbers};
 use super::evidence::{confidence, ended, note};
 use super::{Verdict, remedy, words};
 use crate::event::{Dev, Role, Via};
@@ -29,7 +29,7 @@ pub fn judge(case: &Case<'_>) -> Option<Verdict> {
     if others.is_empty() && !sent {
         return None;
     }
-    let names = |of: &[&HolderView<'_>]| words::list(&of.iter().map(|h| words::process(h.process)).collect::<Vec<_>>(), 3);
+    let names = |of: &[&HolderView<'_>]| words::processes(of.iter().map(|h| h.process));
     let belonged = match case.owner {
         Some(_) => format!("was exported by {}{}", case.owner_name(), ended(case)),
         // It may well live: its figure can have the same bytes.
@@ -84,11 +84,9 @@ fn known_by(case: &Case<'_>, file: &File) -> super::Note {
 }
 
 fn fds(holders: &[&HolderView<'_>]) -> String {
-    let mut fds: Vec<i32> = holders.iter().flat_map(|h| h.descriptors.iter().map(|d| d.0)).collect();
-    fds.sort_unstable();
-    fds.dedup();
+    let fds = descriptor_numbers(holders);
     let noun = if fds.len() == 1 { "descriptor" } else { "descriptors" };
-    format!("{noun} {}", words::list(&fds.iter().map(ToString::to_string).collect::<Vec<_>>(), 4))
+    format!("{noun} {}", words::list(&fds, 4))
 }
 
 #[cfg(test)]

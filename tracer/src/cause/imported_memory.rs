@@ -88,7 +88,7 @@ fn remedies(case: &Case<'_>) -> Vec<Remedy> {
     if processes.iter().any(|process| mps_server::is_mps(process)) {
         return vec![mps_server::quit(case)];
     }
-    let names = words::list(&processes.iter().map(|process| words::process(process)).collect::<Vec<_>>(), 3);
+    let names = words::processes(processes.iter().copied());
     let mut remedies = Vec::new();
     if !processes.is_empty() {
         let verb = if processes.len() == 1 { "closes" } else { "close" };

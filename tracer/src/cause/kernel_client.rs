@@ -28,7 +28,7 @@ pub fn judge(case: &Case<'_>) -> Option<Verdict> {
         return None;
     }
     let driver = driver(case)?;
-    let names = words::list(&case.others().map(|h| words::process(h.process)).collect::<Vec<_>>(), 3);
+    let names = words::processes(case.others().map(|h| h.process));
     let belonged = match case.owner {
         Some(_) => format!("belonged to {}{}", case.owner_name(), ended(case)),
         None => format!("belongs to {}", case.unknown_owner()),

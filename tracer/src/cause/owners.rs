@@ -4,12 +4,11 @@
 //! descriptions of equal credentials (one process opened them) are matched, as a whole, to what NVML and the
 //! process tree say, and every match says what it rests on.
 
-use super::account::NOISE_BYTES;
 use super::case::{Owner, OwnerFrom};
 use crate::event::{ProcessId, Token};
 use crate::world::World;
 use crate::world::file::File;
-use crate::world::gpu::Gpu;
+use crate::world::gpu::{Gpu, NOISE_BYTES};
 use crate::world::process::Process;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -148,11 +147,7 @@ fn sole_holder<'a>(world: &'a World, files: &[&File]) -> Option<Owner<'a>> {
 
 /// NVML is not there to say, or more memory is in use than it charges to anybody: some files hold it.
 fn has_hidden_memory(world: &World) -> bool {
-    let hidden = |gpu: &Gpu| {
-        let pids: BTreeSet<u32> = gpu.lines.keys().map(|(pid, _)| *pid).collect();
-        let charged: u64 = pids.into_iter().filter_map(|pid| gpu.charged(pid).flatten()).sum();
-        gpu.memory.is_none_or(|memory| memory.used.saturating_sub(charged) > NOISE_BYTES)
-    };
+    let hidden = |gpu: &Gpu| gpu.uncharged().is_none_or(|bytes| bytes > NOISE_BYTES);
     world.gpus().is_empty() || world.gpus().values().any(hidden)
 }
 

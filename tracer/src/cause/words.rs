@@ -6,7 +6,7 @@
 use crate::event::rm::Missed;
 use crate::event::{BootNs, ProcessId};
 use crate::world::World;
-use crate::world::books::gap::Gap;
+use crate::world::books::gap::{Gap, RECORDING_ENDED};
 use crate::world::process::Process;
 
 const MIB: u64 = 1 << 20;
@@ -96,7 +96,7 @@ pub fn gap(gap: &Gap<'_>) -> String {
     match gap {
         Gap::Named { .. } => "its session with the driver began before the recording".to_owned(),
         Gap::OpenedBefore { .. } => "it had opened the driver before the recording began".to_owned(),
-        Gap::Lost { cause: "recording_ended", .. } => "the recording had ended before this look".to_owned(),
+        Gap::Lost { cause: RECORDING_ENDED, .. } => "the recording had ended before this look".to_owned(),
         Gap::Lost { cause, .. } => format!("events were lost ({})", plain(cause)),
         Gap::Missed { why, .. } => format!("one of its requests to the driver could not be verified ({})", missed(*why)),
         Gap::Inconsistent { .. } => "a request contradicted what was known of its session with the driver".to_owned(),
@@ -114,6 +114,12 @@ const fn missed(why: Missed) -> &'static str {
         Missed::NoFile => "its descriptor no longer named a file",
         Missed::TooLong => "it named too many objects",
     }
+}
+
+/// "python3 (PID 574), python3 (PID 575) and 3 more".
+#[must_use]
+pub fn processes<'a>(processes: impl IntoIterator<Item = &'a Process>) -> String {
+    list(&processes.into_iter().map(process).collect::<Vec<_>>(), 3)
 }
 
 /// "a, b and 3 more".

@@ -7,6 +7,7 @@ use super::layout::{Paint, Style, bar, count, size, wrap};
 use crate::explanation::{
     CauseId, Explanation, GpuPart, HolderPart, Holding, OwnerPart, Remedy, ZombiePart,
 };
+use crate::world::gpu::NOISE_BYTES;
 use std::collections::BTreeMap;
 
 /// Indent of everything that belongs to one holding.
@@ -15,8 +16,6 @@ const INDENT: &str = "   ";
 const LABEL: usize = 12;
 /// Evidence lines shown without `verbose`.
 const EVIDENCE_MAX: usize = 12;
-/// Less than this is the driver's own bookkeeping beside NVML's figures per process (9 MiB for one context on an H200).
-const NOISE: u64 = 16 << 20;
 /// Narrower terminals get a short bar.
 const BAR_WIDTH_MIN: usize = 64;
 /// Zombies shown without `verbose`.
@@ -89,7 +88,7 @@ fn gpu_line(gpu: &GpuPart, style: &Style) -> String {
         let reserved = gpu.reserved_bytes.unwrap_or(0);
         let account = gpu.account.clone().unwrap_or_default();
         let held = account.held.iter().fold(0_u64, |sum, held| sum.saturating_add(held.bytes));
-        let unexplained = Some(account.unexplained_bytes).filter(|bytes| *bytes >= NOISE).unwrap_or_default();
+        let unexplained = Some(account.unexplained_bytes).filter(|bytes| *bytes >= NOISE_BYTES).unwrap_or_default();
         let cells = if style.width < BAR_WIDTH_MIN { 8 } else { 24 };
         line.push_str(&format!(
             "  [{}]  {} of {} used",

@@ -123,7 +123,7 @@ impl Options {
     #[must_use]
     pub fn new(devices: Vec<DeviceNode>) -> Options {
         let tokens = key::of_this_boot().map_or_else(Tokens::random, Tokens::with_key);
-        let (abi, abi_limit) = abi::of_driver(procfs::Proc::default().host().driver.as_deref());
+        let (abi, abi_limit) = abi::of_driver(procfs::Proc::default().driver().as_deref());
         Options { devices, tokens, abi, abi_limit }
     }
 }

@@ -43,21 +43,16 @@ impl World {
         for file in self.files() {
             let opener = file.opener.map(|(id, _)| id);
             let whole = Hold {
-                id: ProcessId::default(),
-                tid: None,
                 fd: -1,
                 file: file.token,
                 dev: file.dev,
                 cred: file.cred,
-                cloexec: None,
                 opened_cloexec: file.opened_cloexec,
-                via: None,
-                from: None,
                 opener,
-                since: None,
                 role: file.role,
                 pins: file.pins,
                 bytes: file.bytes,
+                ..Hold::default()
             };
             // The opener's own holding first: it says when the description was opened.
             let own = |id| opener != Some(id);

@@ -10,8 +10,8 @@ pub const SAMPLES_KEPT: usize = 64;
 /// A fall that is younger than this is still going on.
 pub const FALLING_NS: u64 = 3_000_000_000;
 
-/// This much more than NVML charges is the driver's own bookkeeping (9 MiB for one context on an H200).
-const SETTLED_BYTES: u64 = 16 << 20;
+/// Less than this is rounding, page tables, and the driver's own bookkeeping beside NVML's figures (9 MiB for one context on an H200).
+pub const NOISE_BYTES: u64 = 16 << 20;
 
 /// Memory at one time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,12 +90,17 @@ impl Gpu {
 
     /// Notes whether all that is in use is charged to somebody.
     fn settle(&mut self, at: BootNs) {
-        let Some(memory) = self.memory.filter(|_| self.listed_at.is_some()) else { return };
-        let pids: BTreeSet<u32> = self.lines.keys().map(|(pid, _)| *pid).collect();
-        let charged = pids.into_iter().filter_map(|pid| self.charged(pid).flatten()).fold(0, u64::saturating_add);
-        if memory.used.saturating_sub(charged) <= SETTLED_BYTES {
+        if self.listed_at.is_some() && self.uncharged().is_some_and(|bytes| bytes <= NOISE_BYTES) {
             self.settled_at = self.settled_at.max(Some(at));
         }
+    }
+
+    /// Used bytes that NVML charges to no process.
+    #[must_use]
+    pub fn uncharged(&self) -> Option<u64> {
+        let pids: BTreeSet<u32> = self.lines.keys().map(|(pid, _)| *pid).collect();
+        let charged = pids.into_iter().filter_map(|pid| self.charged(pid).flatten()).fold(0, u64::saturating_add);
+        Some(self.memory?.used.saturating_sub(charged))
     }
 
     /// The lines of one PID.

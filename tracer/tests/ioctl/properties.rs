@@ -198,12 +198,6 @@ impl UserMemory for Noise {
     fn u64(&self, address: u64) -> Option<u64> {
         self.array(address).map(u64::from_le_bytes)
     }
-    fn two(&self, address: u64) -> Option<[u64; 2]> {
-        Some([self.u64(address)?, self.u64(address.wrapping_add(8))?])
-    }
-    fn three(&self, address: u64) -> Option<[u64; 3]> {
-        Some([self.u64(address)?, self.u64(address.wrapping_add(8))?, self.u64(address.wrapping_add(16))?])
-    }
 }
 
 fn request() -> impl Strategy<Value = (u32, u32)> {

@@ -56,12 +56,6 @@ impl UserMemory for Memory {
     fn u64(&self, address: u64) -> Option<u64> {
         self.array(address).map(u64::from_le_bytes)
     }
-    fn two(&self, address: u64) -> Option<[u64; 2]> {
-        Some([self.u64(address)?, self.u64(address.wrapping_add(8))?])
-    }
-    fn three(&self, address: u64) -> Option<[u64; 3]> {
-        Some([self.u64(address)?, self.u64(address.wrapping_add(8))?, self.u64(address.wrapping_add(16))?])
-    }
 }
 
 /// One call: a line of a log (format: tests/gpu/ioctl-log.c).
@@ -185,24 +179,6 @@ fn device(path: &str) -> (u32, Dev) {
     }
 }
 
-const HOLD: Hold = Hold {
-    id: ProcessId(0, 0),
-    tid: None,
-    fd: 0,
-    file: 0,
-    dev: Dev(0),
-    cred: None,
-    cloexec: None,
-    opened_cloexec: None,
-    via: None,
-    from: None,
-    opener: None,
-    since: None,
-    role: None,
-    pins: None,
-    bytes: None,
-};
-
 fn hex(text: &str) -> Vec<u8> {
     (0..text.len() / 2).map(|place| u8::from_str_radix(&text[2 * place..2 * place + 2], 16).unwrap()).collect()
 }
@@ -273,7 +249,7 @@ impl Host {
         let token = Tokens::with_key(0).of(address);
         let holders: Vec<(u32, i32)> = self.descriptors.iter().filter(|(_, (known, _))| *known == address).map(|(held, _)| *held).collect();
         for (holder, fd) in holders {
-            let hold = Hold { id: process(holder), fd, file: token, dev: device(&path).1, ..HOLD };
+            let hold = Hold { id: process(holder), fd, file: token, dev: device(&path).1, ..Hold::default() };
             self.push(What::Hold(Box::new(hold)));
         }
         self.push(What::Drop { id: process(pid), tid: None, fd, file: token });

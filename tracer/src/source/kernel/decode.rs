@@ -308,13 +308,10 @@ fn hold(record: Record<'_>, tokens: Tokens) -> Hold {
         cred: Some(tokens.of(get!(record, u64, File, cred))).filter(|token| *token != 0),
         cloexec: Some(record.has(flag::CLOEXEC)),
         opened_cloexec: record.has(flag::OPENED_CLOEXEC).then_some(true),
-        via: None,
-        from: None,
-        opener: None,
-        since: None,
         role: role(record),
         pins: Some(tokens.of(get!(record, u64, File, pins))).filter(|token| *token != 0),
         bytes: Some(get!(record, u64, File, bytes)).filter(|bytes| *bytes != 0),
+        ..Hold::default()
     }
 }
 

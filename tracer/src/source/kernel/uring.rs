@@ -125,23 +125,7 @@ mod tests {
             DeviceNode { dev: Dev::new(195, 0), path: "/dev/nvidia0".to_owned() },
             DeviceNode { dev: Dev::new(195, 255), path: "nvidiactl".to_owned() },
         ];
-        let ring = Hold {
-            id: ProcessId(9, 1),
-            tid: None,
-            fd: 4,
-            file: 77,
-            dev: Dev(0),
-            cred: None,
-            cloexec: None,
-            opened_cloexec: None,
-            via: Some(Via::IoUring),
-            from: None,
-            opener: None,
-            since: None,
-            role: None,
-            pins: None,
-            bytes: None,
-        };
+        let ring = Hold { id: ProcessId(9, 1), fd: 4, file: 77, via: Some(Via::IoUring), ..Hold::default() };
         let held = from_fdinfo(text, &ring, &nodes, Tokens::with_key(5));
         assert_eq!(held.iter().map(|hold| hold.dev).collect::<Vec<_>>(), [Dev::new(195, 0), Dev::new(195, 255)]);
         assert!(held.iter().all(|hold| hold.fd == 4 && hold.via == Some(Via::IoUring) && hold.id == ring.id));

@@ -53,7 +53,9 @@ impl Proc {
         }
     }
 
-    fn driver(&self) -> Option<String> {
+    /// Version of the loaded NVIDIA driver.
+    #[must_use]
+    pub fn driver(&self) -> Option<String> {
         let banner = self.text("proc/driver/nvidia/version");
         banner
             .as_deref()

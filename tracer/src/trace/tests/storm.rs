@@ -60,7 +60,6 @@ impl Storm {
         for fd in 20..24 {
             let hold = Hold {
                 id,
-                tid: None,
                 fd,
                 file: self.random(1 << 48),
                 dev: Dev::new(195, if fd == 20 { 255 } else { 0 }),
@@ -68,12 +67,8 @@ impl Storm {
                 cloexec: Some(true),
                 opened_cloexec: Some(true),
                 via: Some(Via::Opened),
-                from: None,
                 opener: Some(id),
-                since: None,
-                role: None,
-                pins: None,
-                bytes: None,
+                ..Hold::default()
             };
             self.push(3_000, 50_000, What::Hold(Box::new(hold)));
         }

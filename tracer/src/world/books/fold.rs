@@ -7,7 +7,7 @@ use super::description::{Description, Export, Mapping, Space};
 use super::memory::{Maker, Memory, MemoryId, Ref, Refs, Taken};
 use super::{Books, CLIENTS_MAX, Client, DESCRIPTIONS_MAX, KEPT_MAX, OBJECTS_MAX, Object, Origin, bit};
 use crate::event::rm::{ExportKind, Handle, Op, Rm};
-use crate::event::{BootNs, Dev, ProcessId, Token};
+use crate::event::{BootNs, Node, ProcessId, Token};
 use std::collections::BTreeSet;
 
 /// GPU ids kept; the driver has fewer device instances.
@@ -115,7 +115,7 @@ impl Books {
         };
         match (client.file, owner) {
             // A client can only be used through the description that owns it (rmclientValidate_IMPL, client.c).
-            (Some(file), Some(owner)) if file != owner && !is_gpu(call.rm.dev) => {
+            (Some(file), Some(owner)) if file != owner && call.rm.dev.node() != Node::Gpu => {
                 client.inconsistent = client.inconsistent.or(Some(call.at));
                 self.inconsistent += 1;
                 false
@@ -130,7 +130,7 @@ impl Books {
 
     /// The description that owns the clients which can be named through the caller's (`RmIoctl`, escape.c).
     fn owner(&self, call: &Call) -> Option<Token> {
-        if is_gpu(call.rm.dev) { self.pins(call.rm.file) } else { Some(call.rm.file) }
+        if call.rm.dev.node() == Node::Gpu { self.pins(call.rm.file) } else { Some(call.rm.file) }
     }
 
     fn add_client(&mut self, call: &Call, handle: Handle, file: Option<Token>, origin: Origin) -> bool {
@@ -432,9 +432,4 @@ impl Books {
             self.loses(at, FULL, 1);
         }
     }
-}
-
-/// /dev/nvidiaN, through which clients of the description that it keeps are used (nv-chardev-numbers.h).
-fn is_gpu(dev: Dev) -> bool {
-    dev.major() == 195 && dev.minor() <= 247
 }

@@ -5,13 +5,14 @@
 
 use super::{Books, Client, Origin, bit};
 use crate::event::rm::{Handle, Missed, Role};
-use crate::event::{BootNs, Dev, ProcessId, Token};
+use crate::event::{BootNs, Node, ProcessId, Token};
 use crate::world::World;
 use crate::world::file::File;
 
+/// The cause of a [`Gap::Lost`] that a live look leaves after the recording that it goes by has ended.
+pub const RECORDING_ENDED: &str = "recording_ended";
 /// Processes remembered whose requests were not understood.
 const MISSED_MAX: usize = 4_096;
-const NVIDIACTL: Dev = Dev::new(195, 255);
 
 /// Why something may be missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -153,7 +154,7 @@ impl World {
         let since = self.host.watching_since();
         let before = |file: &&File| {
             let unseen = file.opened_at.is_none_or(|opened| since.is_none_or(|since| opened < since));
-            file.dev == NVIDIACTL && file.role != Some(Role::Exported) && unseen && of(file)
+            file.dev.node() == Node::Control && file.role != Some(Role::Exported) && unseen && of(file)
         };
         self.files().find(before).map(|file| Gap::OpenedBefore { file: file.token })
     }
