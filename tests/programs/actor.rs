@@ -8,23 +8,26 @@ use std::fs::{self, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::fd::{IntoRawFd, RawFd};
 use std::path::{Path, PathBuf};
-use std::process;
 
 use serde_json::json;
 
-use crate::devices::Device;
+use crate::cuda;
+use crate::devices::{self, Device};
 use crate::sys::{self, Side};
 
 /// What libcuda opens for one context: measured on an H200, driver 580.
 const OPENS: [(Device, usize); 3] = [(Device::Control, 1), (Device::Uvm, 2), (Device::Gpu, 18)];
 
-/// A descriptor of a stand-in, and whose memory it keeps.
+/// A descriptor of an NVIDIA file, and whose memory it keeps.
 #[derive(Clone)]
 struct Held {
     owner: String,
     device: Option<Device>,
     fd: RawFd,
 }
+
+/// What an owner allocates on a real GPU, beside its context.
+const ALLOCATED_MIB: u64 = 2_048;
 
 /// One process on the stage.
 pub(crate) struct Actor {
@@ -37,6 +40,11 @@ pub(crate) struct Actor {
 impl Actor {
     pub(crate) fn new(name: &str, dir: &Path, args: &[String]) -> Actor {
         Actor { name: name.to_owned(), dir: dir.to_owned(), args: args.to_vec(), held: Vec::new() }
+    }
+
+    /// What the play calls it.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
     }
 
     /// The role's argument number `index`.
@@ -55,29 +63,37 @@ impl Actor {
         self.dir.join(name)
     }
 
-    /// Opens what a CUDA context opens, close-on-exec.
+    /// A device node.
+    pub(crate) fn node(&self, device: Device) -> PathBuf {
+        if cuda::is_wanted() { Path::new("/dev").join(device.name()) } else { device.path(&self.dir) }
+    }
+
+    /// Uses the GPU: a real one through CUDA, or else opens what a CUDA context opens. All close-on-exec.
     pub(crate) fn open_gpu(&mut self) -> io::Result<()> {
-        self.open_each(|path| {
-            OpenOptions::new().read(true).write(true).open(path).map(IntoRawFd::into_raw_fd)
-        })
+        if cuda::is_wanted() {
+            let before = devices::open_here()?;
+            cuda::allocate(ALLOCATED_MIB)?;
+            let opened = devices::open_here()?.into_iter().filter(|file| !before.contains(file));
+            let owner = &self.name;
+            self.held.extend(opened.map(|(fd, device)| Held { owner: owner.clone(), device: Some(device), fd }));
+            return Ok(());
+        }
+        for (device, count) in OPENS {
+            let path = self.node(device);
+            for _ in 0..count {
+                let file = OpenOptions::new().read(true).write(true).open(&path).map_err(|error| {
+                    io::Error::other(format!("cannot open {} (is it on a nodev mount?): {error}", path.display()))
+                })?;
+                self.held.push(Held { owner: self.name.clone(), device: Some(device), fd: file.into_raw_fd() });
+            }
+        }
+        Ok(())
     }
 
     /// The same without close-on-exec, as a careless library would.
     pub(crate) fn open_gpu_inheritable(&mut self) -> io::Result<()> {
-        self.open_each(sys::open_inheritable)
-    }
-
-    fn open_each(&mut self, open: impl Fn(&Path) -> io::Result<RawFd>) -> io::Result<()> {
-        for (device, count) in OPENS {
-            let path = device.path(&self.dir);
-            for _ in 0..count {
-                let fd = open(&path).map_err(|error| {
-                    io::Error::other(format!("cannot open {} (is it on a nodev mount?): {error}", path.display()))
-                })?;
-                self.held.push(Held { owner: self.name.clone(), device: Some(device), fd });
-            }
-        }
-        Ok(())
+        self.open_gpu()?;
+        self.all_fds().into_iter().try_for_each(sys::keep_on_exec)
     }
 
     /// Descriptors of `device` that this actor holds.
@@ -146,7 +162,7 @@ impl Actor {
     pub(crate) fn end(&self, result: io::Result<()>) -> ! {
         if let Err(error) = &result {
             // Nobody is left to tell when the stage's pipe is gone.
-            let _ = say(&json!({"error": format!("{} (PID {}): {error}", self.name, process::id())}));
+            let _ = say(&json!({"error": format!("{} (PID {}): {error}", self.name, own_pid().unwrap_or_default())}));
         }
         sys::exit_now(i32::from(result.is_err()))
     }
@@ -157,7 +173,7 @@ impl Actor {
         for Held { owner, fd, .. } in &self.held {
             held.entry(owner).or_default().push(*fd);
         }
-        let pid = process::id();
+        let pid = own_pid()?;
         say(&json!({"ready": self.name, "pid": pid, "start_ticks": start_ticks(pid)?, "held": held}))
     }
 
@@ -166,6 +182,18 @@ impl Actor {
         self.ready()?;
         until_end()
     }
+}
+
+/// Our PID in the namespace that /proc was mounted in: the host's, even in a container of our own.
+fn own_pid() -> io::Result<u32> {
+    let link = fs::read_link("/proc/self")?;
+    link.to_str().and_then(|pid| pid.parse().ok()).ok_or_else(|| io::Error::other(format!("/proc/self is {}", link.display())))
+}
+
+/// State letter of a process; none: it does not exist.
+pub(crate) fn state(pid: u32) -> Option<char> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit_once(')')?.1.trim_start().chars().next()
 }
 
 /// Blocks until standard input ends: the stage or the test is gone.

@@ -1,7 +1,7 @@
-//! The stand-in driver's books: what NVML must answer while a part is played, kept in a file for the NVML double.
+//! What NVML must answer while a part is played: kept in a file for the NVML double, or read from a real GPU.
 //!
 //! Always true: the file is replaced in one step, so a reader sees a whole state; `used` is the sum of all charges.
-//! As on a real driver, a charge is listed under the PID that created it until it is freed, dead or not; memory that
+//! On a real GPU the figures are those of nvidia-smi, never of outlive, while the owner lives. As on a real driver, a charge is listed under the PID that created it until it is freed, dead or not; memory that
 //! is held through /dev/nvidia-uvm or an exported handle alone is counted and listed under nobody.
 
 use std::fs;
@@ -9,6 +9,8 @@ use std::io;
 use std::path::PathBuf;
 
 use serde_json::{Value, json};
+
+use crate::cuda;
 
 const MIB: u64 = 1 << 20;
 /// An H200, and the driver's reserve on it.
@@ -38,6 +40,7 @@ impl Books {
 
     /// `owner` (process `pid`) allocates.
     pub(crate) fn charge(&mut self, owner: &str, pid: u32, mib: u64) -> io::Result<()> {
+        let mib = if cuda::is_wanted() { real::charged(pid)? } else { mib };
         self.charges.push(Charge { owner: owner.to_owned(), pid, bytes: mib * MIB, listed: true });
         self.write()
     }
@@ -52,8 +55,27 @@ impl Books {
 
     /// All that `owner` had is free again.
     pub(crate) fn free(&mut self, owner: &str) -> io::Result<()> {
+        if cuda::is_wanted() {
+            self.charges.iter().filter(|charge| charge.owner == owner).try_for_each(|charge| real::until_free(charge.pid))?;
+        }
         self.charges.retain(|charge| charge.owner != owner);
         self.write()
+    }
+
+    /// The GPU is idle.
+    pub(crate) fn idle(&self) -> io::Result<()> {
+        self.write()
+    }
+
+    /// Memory is in use that is charged to nobody.
+    pub(crate) fn lose(&mut self, mib: u64) -> io::Result<()> {
+        self.charges.push(Charge { owner: String::new(), pid: 0, bytes: mib * MIB, listed: false });
+        self.write()
+    }
+
+    /// `owner` is known to keep so much.
+    pub(crate) fn know(&mut self, owner: &str, pid: u32, mib: u64) {
+        self.charges.push(Charge { owner: owner.to_owned(), pid, bytes: mib * MIB, listed: true });
     }
 
     /// Bytes held, by owner.
@@ -74,5 +96,41 @@ impl Books {
         let fresh = file.with_extension("new");
         fs::write(&fresh, serde_json::to_vec(&answers)?)?;
         fs::rename(&fresh, file)
+    }
+}
+
+/// What a real driver says.
+mod real {
+    use std::io;
+    use std::process::Command;
+
+    use crate::stage::until;
+
+    /// MiB that NVML charges to a process.
+    pub(super) fn charged(pid: u32) -> io::Result<u64> {
+        let mut charged = None;
+        until("nvidia-smi to list the owner", || {
+            charged = listed()?.into_iter().find(|(listed, _)| *listed == pid);
+            Ok(charged.is_some())
+        })?;
+        charged.map(|(_, mib)| mib).ok_or_else(|| io::Error::other("not listed"))
+    }
+
+    /// Waits until NVML no longer lists a process.
+    pub(super) fn until_free(pid: u32) -> io::Result<()> {
+        until("the memory to be free", || Ok(listed()?.iter().all(|(listed, _)| *listed != pid)))
+    }
+
+    fn listed() -> io::Result<Vec<(u32, u64)>> {
+        let query = ["--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"];
+        let answer = Command::new("nvidia-smi").args(query).output()?;
+        if !answer.status.success() {
+            return Err(io::Error::other(format!("nvidia-smi: {}: {}", answer.status, String::from_utf8_lossy(&answer.stderr))));
+        }
+        let fields = |line: &str| {
+            let (pid, mib) = line.split_once(',')?;
+            Some((pid.trim().parse().ok()?, mib.trim().parse().ok()?))
+        };
+        Ok(String::from_utf8_lossy(&answer.stdout).lines().filter_map(fields).collect())
     }
 }

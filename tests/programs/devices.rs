@@ -6,6 +6,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::io;
+use std::os::fd::RawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
@@ -56,6 +57,24 @@ pub(crate) fn make(dir: &Path) -> io::Result<()> {
         sys::make_char_device(&device.path(dir), major, minor)?;
     }
     Ok(())
+}
+
+/// NVIDIA's own files that this thread has open, by descriptor.
+pub(crate) fn open_here() -> io::Result<Vec<(RawFd, Device)>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir("/proc/thread-self/fd")?.flatten() {
+        let target = fs::read_link(entry.path()).unwrap_or_default();
+        let device = match target.to_str().and_then(|target| target.strip_prefix("/dev/nvidia")) {
+            Some("ctl") => Device::Control,
+            Some("-uvm") => Device::Uvm,
+            Some(number) if number.parse::<u8>().is_ok() => Device::Gpu,
+            _ => continue,
+        };
+        let fd = entry.file_name().to_str().and_then(|fd| fd.parse().ok());
+        found.extend(fd.map(|fd| (fd, device)));
+    }
+    found.sort_by_key(|(fd, _)| *fd);
+    Ok(found)
 }
 
 fn is_char_device(path: &Path) -> bool {

@@ -31,7 +31,10 @@ const FILE_SIZE: u64 = 4_096;
 /// Which request is never answered.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Hang {
+    /// A read, which goes to the server at once.
     Read,
+    /// The read of a page, for the page cache.
+    Page,
     Write,
 }
 
@@ -63,7 +66,7 @@ impl Server {
             };
             let request = &buffer[..length];
             let opcode = u32_at(request, 4)?;
-            let hangs = matches!((self.hang, opcode), (Hang::Read, READ) | (Hang::Write, WRITE));
+            let hangs = matches!((self.hang, opcode), (Hang::Read | Hang::Page, READ) | (Hang::Write, WRITE));
             if hangs {
                 hung()?;
             } else if !matches!(opcode, FORGET | BATCH_FORGET | INTERRUPT) {

@@ -2,7 +2,7 @@
 //!
 //! Stand-in device nodes named nvidiactl, nvidia-uvm and nvidia0 in DIR take the place of the driver's (`devices`),
 //! a JSON file takes the place of NVML (`books`), and small processes take the places of trainers, launchers,
-//! data-loader workers and brokers (`actor`, `parts`). When the incident is on, one line of JSON on standard output
+//! data-loader workers and brokers (`actor`, `roles`); what is done to them stands in tests/scenarios/PART/play.rs. When the incident is on, one line of JSON on standard output
 //! names every process, what it holds and for whom. The incident lasts until standard input ends; then everything
 //! that was started is killed and reaped (`stage`).
 //!
@@ -15,11 +15,19 @@
 
 mod actor;
 mod books;
+mod cgroup;
+mod cuda;
 mod devices;
 mod fuse;
-mod parts;
+mod programs;
+mod roles;
 mod stage;
 mod sys;
+
+/// Every folder of tests/scenarios that has a `play.rs`: build.rs lists them.
+mod plays {
+    include!(concat!(env!("OUT_DIR"), "/plays.rs"));
+}
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -44,7 +52,7 @@ fn main() -> ExitCode {
 fn run(args: &[String]) -> io::Result<()> {
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     match args[..] {
-        ["list"] => parts::PARTS.iter().try_for_each(|(name, _)| writeln!(io::stdout(), "{name}")),
+        ["list"] => plays::PLAYS.iter().try_for_each(|(name, _)| writeln!(io::stdout(), "{name}")),
         ["devices", dir, ref nvml @ ..] => {
             devices::make(Path::new(dir))?;
             Books::open(nvml.first().map(PathBuf::from)).map(drop)
@@ -53,7 +61,7 @@ fn run(args: &[String]) -> io::Result<()> {
             let rest: Vec<String> = rest.iter().map(|&arg| arg.to_owned()).collect();
             act(role, Actor::new(name, Path::new(dir), &rest))
         }
-        ["core-sink", pid, dir] => parts::exiting::core_sink(pid, Path::new(dir)),
+        ["core-sink", pid, dir] => roles::exiting::core_sink(pid, Path::new(dir)),
         [part, dir] => play(part, Path::new(dir), None),
         [part, dir, nvml] => play(part, Path::new(dir), Some(nvml.into())),
         _ => Err(io::Error::other("usage: scenario list | devices DIR [NVML.json] | PART DIR [NVML.json]")),
@@ -61,7 +69,7 @@ fn run(args: &[String]) -> io::Result<()> {
 }
 
 fn act(role: &str, mut actor: Actor) -> io::Result<()> {
-    let Some((_, play)) = parts::ROLES.iter().find(|(name, _)| *name == role) else {
+    let Some((_, play)) = roles::ROLES.iter().find(|(name, _)| *name == role) else {
         return Err(io::Error::other(format!("no role {role:?}")));
     };
     let result = play(&mut actor);
@@ -69,10 +77,12 @@ fn act(role: &str, mut actor: Actor) -> io::Result<()> {
 }
 
 fn play(part: &str, dir: &Path, nvml: Option<PathBuf>) -> io::Result<()> {
-    let Some((_, direct)) = parts::PARTS.iter().find(|(name, _)| *name == part) else {
+    let Some((_, direct)) = plays::PLAYS.iter().find(|(name, _)| *name == part) else {
         return Err(io::Error::other(format!("no part {part:?}: see `scenario list`")));
     };
-    devices::make(dir)?;
+    if !cuda::is_wanted() {
+        devices::make(dir)?;
+    }
     let mut stage = Stage::new(part, dir, nvml)?;
     match direct(&mut stage).and_then(|()| stage.report()) {
         Ok(()) => stage.until_end(),

@@ -18,12 +18,16 @@ use serde_json::{Value, json};
 
 use crate::actor::{self, say, start_ticks};
 use crate::books::Books;
+use crate::cgroup::Cgroup;
 use crate::sys;
 
 /// How long any one step may take, on a loaded machine.
 const DEADLINE: Duration = Duration::from_secs(20);
 /// Between two looks at something that cannot be waited for.
 const POLL: Duration = Duration::from_millis(2);
+
+/// What an owner allocates without a real GPU: the context of a CUDA program and 2 GiB, as measured on an H200.
+pub(crate) const OWNED_MIB: u64 = 2_566;
 
 /// A line from an actor.
 #[derive(Deserialize)]
@@ -39,6 +43,8 @@ pub(crate) struct Member {
     pub(crate) pid: u32,
     start_ticks: u64,
     held: BTreeMap<String, Vec<RawFd>>,
+    /// It cannot tell what it holds.
+    silent: bool,
 }
 
 /// Undone when the play ends.
@@ -53,6 +59,10 @@ pub(crate) struct Stage {
     lines: Receiver<io::Result<Line>>,
     to_us: PipeWriter,
     undo: Vec<Undo>,
+    /// Environment variables of CUDA programs.
+    pub(crate) environment: Vec<(&'static str, PathBuf)>,
+    /// Where actors enter the control group that they are started in.
+    entrance: Option<PathBuf>,
     skipped: Option<String>,
     facts: BTreeMap<&'static str, Value>,
 }
@@ -69,6 +79,8 @@ impl Stage {
             lines: lines_of(from_actors),
             to_us,
             undo: Vec::new(),
+            environment: Vec::new(),
+            entrance: None,
             skipped: None,
             facts: BTreeMap::new(),
         })
@@ -94,9 +106,22 @@ impl Stage {
         self.undo.push(Box::new(undo));
     }
 
+    /// From now on actors are started in this control group.
+    pub(crate) fn enters(&mut self, group: &Cgroup) {
+        self.entrance = Some(group.entrance());
+    }
+
     /// The command that plays `role` as `name` in a program of its own (fork and exec).
     pub(crate) fn command(&self, name: &str, role: &str, args: &[&str]) -> io::Result<Command> {
-        let mut command = Command::new(std::env::current_exe()?);
+        let program = std::env::current_exe()?;
+        let mut command = match &self.entrance {
+            None => Command::new(program),
+            Some(entrance) => {
+                let mut shell = Command::new("sh");
+                shell.args(["-c", "echo $$ > \"$1\" && shift && exec \"$@\"", "sh"]).arg(entrance).arg(program);
+                shell
+            }
+        };
         command.args(["play", role, name]).arg(&self.dir).args(args);
         self.direct(&mut command)?;
         Ok(command)
@@ -126,7 +151,7 @@ impl Stage {
         let until = Instant::now() + DEADLINE;
         while let Some(missing) = names.iter().find(|name| !self.cast.contains_key(**name)) {
             if let Line::Ready { ready, pid, start_ticks, held } = self.line(until, missing)? {
-                self.cast.insert(ready, Member { pid, start_ticks, held });
+                self.cast.insert(ready, Member { pid, start_ticks, held, silent: false });
             }
         }
         Ok(())
@@ -160,12 +185,26 @@ impl Stage {
 
     /// Adds a process that cannot speak for itself.
     pub(crate) fn cast(&mut self, name: &str, pid: u32) -> io::Result<()> {
-        let member = Member { pid, start_ticks: start_ticks(pid)?, held: BTreeMap::new() };
+        let member = Member { pid, start_ticks: start_ticks(pid)?, held: BTreeMap::new(), silent: true };
         self.cast.insert(name.to_owned(), member);
         Ok(())
     }
 
-    /// The actor allocates on the GPU.
+    /// "owner" plays `role`, forks or meets `others`, and allocates. Returns its PID.
+    pub(crate) fn owner(&mut self, role: &str, args: &[&str], others: &[&str]) -> io::Result<u32> {
+        let pid = self.enter("owner", role, args)?;
+        self.meet(others)?;
+        self.charge("owner", OWNED_MIB)?;
+        Ok(pid)
+    }
+
+    /// The same, and then the owner is killed and reaped, while `others` live on.
+    pub(crate) fn owner_dies(&mut self, role: &str, args: &[&str], others: &[&str]) -> io::Result<()> {
+        self.owner(role, args, others)?;
+        self.kill_and_reap("owner")
+    }
+
+    /// The actor allocates on the GPU; `mib` is what a stand-in says of it, a real GPU says itself.
     pub(crate) fn charge(&mut self, name: &str, mib: u64) -> io::Result<()> {
         let pid = self.pid(name)?;
         self.books.charge(name, pid, mib)
@@ -188,6 +227,13 @@ impl Stage {
         self.until_child(name, libc::WEXITED)
     }
 
+    /// SIGKILL to a process that need not be our child, and waits until it has ended, reaped or not.
+    pub(crate) fn end(&self, name: &str) -> io::Result<()> {
+        let pid = self.pid(name)?;
+        self.signal(name, libc::SIGKILL)?;
+        until(&format!("{name} to end"), || Ok(matches!(actor::state(pid), None | Some('Z'))))
+    }
+
     /// Waits until our child is in one of the states of `waitid`'s options.
     pub(crate) fn until_child(&self, name: &str, options: i32) -> io::Result<()> {
         let pid = self.pid(name)?;
@@ -198,8 +244,8 @@ impl Stage {
     pub(crate) fn report(&self) -> io::Result<()> {
         let cast: BTreeMap<&str, Value> = self.cast.iter()
             .map(|(name, member)| {
-                let Member { pid, start_ticks, held } = member;
-                (name.as_str(), json!({"pid": pid, "start_ticks": start_ticks, "held": held}))
+                let Member { pid, start_ticks, held, silent } = member;
+                (name.as_str(), json!({"pid": pid, "start_ticks": start_ticks, "held": held, "silent": silent}))
             })
             .collect();
         say(&json!({

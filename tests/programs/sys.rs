@@ -79,12 +79,10 @@ pub(crate) fn become_subreaper() -> io::Result<()> {
     check(unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) }.into()).map(drop)
 }
 
-/// Opens without close-on-exec, which std always sets.
-pub(crate) fn open_inheritable(path: &Path) -> io::Result<RawFd> {
-    let path = path_of(path)?;
-    // SAFETY: `path` is a C string that lives through the call.
-    let fd = unsafe { libc::open(path.as_ptr(), libc::O_RDWR) };
-    check(fd.into()).map(|_| fd)
+/// Takes close-on-exec from a descriptor.
+pub(crate) fn keep_on_exec(fd: RawFd) -> io::Result<()> {
+    // SAFETY: F_SETFD takes any descriptor and flags.
+    check(unsafe { libc::fcntl(fd, libc::F_SETFD, 0) }.into()).map(drop)
 }
 
 /// Closes a descriptor that this process owns.
@@ -232,10 +230,10 @@ pub(crate) fn allow_core() -> io::Result<()> {
     check(unsafe { libc::setrlimit(libc::RLIMIT_CORE, &raw const limit) }.into()).map(drop)
 }
 
-/// Gives the calling thread a descriptor table of its own.
-pub(crate) fn unshare_files() -> io::Result<()> {
-    // SAFETY: from here on this thread's table is its own; the caller keeps no descriptor of the old one.
-    check(unsafe { libc::unshare(libc::CLONE_FILES) }.into()).map(drop)
+/// Takes the calling thread out of what `flags` (CLONE_*) name.
+pub(crate) fn unshare(flags: i32) -> io::Result<()> {
+    // SAFETY: unshare takes any flags and touches no memory of ours.
+    check(unsafe { libc::unshare(flags) }.into()).map(drop)
 }
 
 /// Attaches to a process and stops it, as a debugger does.
@@ -267,16 +265,18 @@ pub(crate) fn unmount(target: &Path) -> io::Result<()> {
     check(unsafe { libc::umount2(target.as_ptr(), libc::MNT_DETACH) }.into()).map(drop)
 }
 
-/// Maps the first page of a file shared and writes to it; the map stays until the process exits.
-pub(crate) fn dirty_shared_map(fd: RawFd) -> io::Result<()> {
+/// Maps the first page of a file shared; the map stays until the process exits.
+pub(crate) fn map_shared(fd: RawFd) -> io::Result<*mut u8> {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: a fresh mapping at an address of the kernel's choice; one byte inside it is written.
-    unsafe {
-        let page = libc::mmap(std::ptr::null_mut(), 4_096, protection, libc::MAP_SHARED, fd, 0);
-        if page == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        page.cast::<u8>().write_volatile(1);
-    }
+    // SAFETY: a fresh mapping at an address of the kernel's choice.
+    let page = unsafe { libc::mmap(std::ptr::null_mut(), 4_096, protection, libc::MAP_SHARED, fd, 0) };
+    if page == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(page.cast()) }
+}
+
+/// The same, and writes to it.
+pub(crate) fn dirty_shared_map(fd: RawFd) -> io::Result<()> {
+    let page = map_shared(fd)?;
+    // SAFETY: the first byte of a page that was just mapped for writing and is never unmapped.
+    unsafe { page.write_volatile(1) };
     Ok(())
 }

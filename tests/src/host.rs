@@ -8,29 +8,39 @@ use std::io::{self, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
+use crate::scenario::Place;
+
 const CORE_PATTERN: &str = "/proc/sys/kernel/core_pattern";
+
+/// Set for `scenario`: it uses the real GPU.
+const REAL_GPU: &str = "OUTLIVE_REAL_GPU";
 
 /// A machine, ours for one scenario.
 pub struct Host {
+    /// What stands for NVIDIA's driver, if anything does.
+    pub place: Place,
     dir: TempDir,
     programs: PathBuf,
     core_pattern: Option<String>,
+    /// MiB in use on a real GPU before anything was played.
+    idle_mib: Option<u64>,
     /// Held until we are dropped.
     _lock: File,
 }
 
 impl Host {
-    /// Waits until no other scenario runs, and makes the device nodes and an idle GPU's books. `Ok(None)`: not possible here; says why.
+    /// Waits until no other scenario runs, and makes what stands for the driver.
     ///
     /// # Errors
-    /// When a program is missing or the device nodes cannot be made.
-    pub fn take(part: &str) -> io::Result<Option<Host>> {
-        if fs::metadata("/proc/self")?.uid() != 0 {
-            say(&format!("SKIPPED {part}: making device nodes and watching the kernel need root"))?;
-            return Ok(None);
+    /// When we are not root, a program is missing or the device nodes cannot be made.
+    pub fn take(place: Place) -> io::Result<Host> {
+        if !is_root()? {
+            return Err(io::Error::other("making device nodes and watching the kernel need root"));
         }
         let programs = programs()?;
         let lock = File::create(std::env::temp_dir().join("outlive-scenarios.lock"))?;
@@ -38,12 +48,35 @@ impl Host {
         let dir = tempfile::Builder::new().prefix("outlive-").tempdir()?;
         // Traces are read as an unprivileged user from here.
         fs::set_permissions(dir.path(), Permissions::from_mode(0o755))?;
-        let host = Host { dir, programs, core_pattern: fs::read_to_string(CORE_PATTERN).ok(), _lock: lock };
-        let made = host.program("scenario").arg("devices").arg(host.path("dev")).arg(host.path("nvml.json")).output()?;
-        if !made.status.success() {
-            return Err(io::Error::other(String::from_utf8_lossy(&made.stderr).into_owned()));
+        let mut host = Host { place, dir, programs, core_pattern: fs::read_to_string(CORE_PATTERN).ok(), idle_mib: None, _lock: lock };
+        fs::create_dir_all(host.stage())?;
+        if place == Place::StandIn {
+            let made = host.program("scenario").arg("devices").arg(host.stage()).arg(host.path("nvml.json")).output()?;
+            if !made.status.success() {
+                return Err(io::Error::other(String::from_utf8_lossy(&made.stderr).into_owned()));
+            }
         }
-        Ok(Some(host))
+        if place == Place::Gpu {
+            host.idle_mib = Some(used_mib()?);
+        }
+        Ok(host)
+    }
+
+    /// Waits until a real GPU is as it was; else says what is left.
+    ///
+    /// # Errors
+    /// When nvidia-smi fails.
+    pub fn until_free(&self, patience: Duration) -> io::Result<Option<String>> {
+        let Some(idle) = self.idle_mib else { return Ok(None) };
+        let deadline = Instant::now() + patience;
+        loop {
+            // A recorder's NVML comes and goes.
+            let left = used_mib()?.saturating_sub(idle + 8);
+            if left == 0 || Instant::now() > deadline {
+                return Ok((left > 0).then(|| format!("{left} MiB more are in use than before")));
+            }
+            thread::sleep(Duration::from_millis(200));
+        }
     }
 
     /// A path in this scenario's own folder.
@@ -52,19 +85,38 @@ impl Host {
         self.dir.path().join(name)
     }
 
+    /// Where the part is played.
+    #[must_use]
+    pub fn stage(&self) -> PathBuf {
+        self.path("dev")
+    }
+
+    /// Which files are NVIDIA's: a pattern.
+    #[must_use]
+    pub fn devices(&self) -> PathBuf {
+        if self.place == Place::Gpu { PathBuf::from("/dev/nvidia*") } else { self.stage().join("nvidia*") }
+    }
+
     /// A command for one of the workspace's programs.
     #[must_use]
     pub fn program(&self, name: &str) -> Command {
-        Command::new(self.programs.join(name))
+        let mut command = Command::new(self.programs.join(name));
+        if self.place == Place::Gpu {
+            command.env(REAL_GPU, "1");
+        }
+        command
     }
 
-    /// `outlive`, told about the stand-ins.
+    /// `outlive`, told about the stand-ins if there are any.
     #[must_use]
     pub fn outlive(&self, subcommand: &str) -> Command {
         let mut command = self.program("outlive");
-        command.arg(subcommand).arg("--devices").arg(self.path("dev/nvidia*"));
-        command.arg("--nvml").arg(self.programs.join("libnvml_double.so"));
-        command.env("OUTLIVE_NVML_DOUBLE", self.path("nvml.json"));
+        command.arg(subcommand);
+        if self.place == Place::StandIn {
+            command.arg("--devices").arg(self.devices());
+            command.arg("--nvml").arg(self.programs.join("libnvml_double.so"));
+            command.env("OUTLIVE_NVML_DOUBLE", self.path("nvml.json"));
+        }
         command
     }
 
@@ -75,6 +127,20 @@ impl Host {
         command.arg(subcommand).current_dir("/").env_remove("OUTLIVE_NVML_DOUBLE");
         command
     }
+}
+
+fn used_mib() -> io::Result<u64> {
+    let answer = Command::new("nvidia-smi").args(["--query-gpu=memory.used", "--format=csv,noheader,nounits"]).output()?;
+    String::from_utf8_lossy(&answer.stdout).split_whitespace().next().and_then(|mib| mib.parse().ok())
+        .ok_or_else(|| io::Error::other(format!("nvidia-smi says no memory figure: {}", answer.status)))
+}
+
+/// Whether this process may do what the scenarios need.
+///
+/// # Errors
+/// When /proc cannot be read.
+pub fn is_root() -> io::Result<bool> {
+    Ok(fs::metadata("/proc/self")?.uid() == 0)
 }
 
 impl Drop for Host {
@@ -89,19 +155,17 @@ impl Drop for Host {
     }
 }
 
-/// The folder that cargo builds programs into: test executables are in `deps` below it.
+/// The folder of the programs: our own, or for a test executable, which is in `deps`, the one above.
 fn programs() -> io::Result<PathBuf> {
-    let test = std::env::current_exe()?;
-    let folder = test.parent().and_then(Path::parent).unwrap_or(Path::new("/")).to_owned();
-    for name in ["outlive", "scenario", "libnvml_double.so"] {
-        if !folder.join(name).exists() {
-            return Err(io::Error::other(format!(
-                "{} is missing: run `cargo build --workspace --bins --lib` first (`cargo xtask test` does)",
-                folder.join(name).display()
-            )));
-        }
-    }
-    Ok(folder)
+    let this = std::env::current_exe()?;
+    let mut folders = this.ancestors().skip(1).take(2);
+    let missing = |folder: &Path| ["outlive", "scenario"].into_iter().find(|name| !folder.join(name).exists());
+    folders.find(|folder| missing(folder).is_none()).map(Path::to_owned).ok_or_else(|| {
+        io::Error::other(format!(
+            "`outlive` or `scenario` is missing beside {}: run `cargo build --workspace --bins --lib` first (`cargo xtask test` does)",
+            this.display()
+        ))
+    })
 }
 
 /// Says something that the test runner must not swallow.

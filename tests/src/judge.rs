@@ -8,9 +8,12 @@ use std::time::SystemTime;
 
 use outlive::explanation::{CauseId, Explanation, HolderPart, Holding, OwnerPart};
 
-use crate::expect::{Expect, Owner, Scenario};
 use crate::look::Look;
 use crate::play::{Member, Play};
+use crate::scenario::{Memory, Place, Scenario};
+
+/// On a real GPU, bytes that differ by no more are the same: nvidia-smi counts in MiB, and a process in pages of 2 MiB.
+const NEAR: u64 = 2 << 20;
 
 /// Whether outlive had history.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -21,107 +24,269 @@ pub enum Warmth {
     Warm,
 }
 
+/// Which part of an answer is wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Part {
+    /// The cause, its confidence, or that there is anything to explain.
+    Cause,
+    /// Whose memory it is, and how it ended.
+    Owner,
+    /// Who holds it, and how that came.
+    Holders,
+    /// How much it is.
+    Bytes,
+    /// Anything else.
+    Rest,
+}
+
+/// One thing that is wrong, as a sentence.
+#[derive(Debug)]
+pub struct Difference {
+    /// In what.
+    pub part: Part,
+    /// What.
+    pub what: String,
+}
+
+fn differs(part: Part, what: impl Into<String>) -> Difference {
+    Difference { part, what: what.into() }
+}
+
 /// Every difference between a look and the truth.
 #[must_use]
-pub fn compare(scenario: &Scenario, play: &Play, look: &Look, warmth: Warmth) -> Vec<String> {
-    let expected = if warmth == Warmth::Cold { &scenario.cold } else { &scenario.warm };
-    let mut wrong = holdings(expected, play, &look.explanation, warmth);
-    wrong.extend(zombies(scenario, play, &look.explanation, warmth));
-    wrong.extend(account(play, &look.explanation));
-    let code = exit_code(expected);
-    if look.exit_code != Some(code) {
-        wrong.push(format!("exit code {:?} instead of {code}", look.exit_code));
+pub fn compare(scenario: &Scenario, play: &Play, place: Place, look: &Look, warmth: Warmth) -> Vec<Difference> {
+    let expected = scenario.expected(place, warmth == Warmth::Cold);
+    let judge = Judge { play, place, warmth };
+    let mut wrong = judge.holdings(&expected, &look.explanation);
+    wrong.extend(judge.zombies(scenario, &look.explanation));
+    if place != Place::Gpu && !expected.iter().any(|memory| memory.any_bytes) {
+        wrong.extend(account(play, &look.explanation));
     }
+    let codes = exit_codes(&expected);
+    if !look.exit_code.is_some_and(|code| codes.contains(&code)) {
+        wrong.push(differs(Part::Rest, format!("exit code {:?} instead of {codes:?}", look.exit_code)));
+    }
+    let limits = |words: &str| look.explanation.limits.iter().any(|limit| limit.missing.contains(words) || limit.voids.contains(words));
+    let unsaid = scenario.limits.iter().filter(|words| warmth == Warmth::Warm && !limits(words));
+    wrong.extend(unsaid.map(|words| differs(Part::Rest, format!("no limit says {words:?}"))));
     if !wrong.is_empty() {
-        wrong.extend(look.explanation.holdings.iter().map(|found| format!("(it says: {})", found.summary)));
-        wrong.extend(look.explanation.limits.iter().map(|limit| format!("(it lacks: {}; {})", limit.missing, limit.voids)));
+        let said = look.explanation.holdings.iter().map(|found| format!("(it says: {})", found.summary));
+        let lacks = look.explanation.limits.iter().map(|limit| format!("(it lacks: {}; {})", limit.missing, limit.voids));
+        let told: Vec<Difference> = said.chain(lacks).map(|what| differs(Part::Rest, what)).collect();
+        wrong.extend(told);
     }
     wrong
 }
 
-/// 3 when anything outlives its owner, 4 when that cannot be told, else 0.
-fn exit_code(expected: &[Expect]) -> i32 {
-    let harmless = [CauseId::OwnerAlive, CauseId::DriverReserve];
-    match expected.iter().flat_map(|expect| &expect.causes).find(|cause| !harmless.contains(cause)) {
-        Some(CauseId::Unknown) => 4,
-        Some(_) => 3,
-        None => 0,
-    }
-}
-
-/// Pairs every expected holding with the reported one that is least wrong.
-fn holdings(expected: &[Expect], play: &Play, explanation: &Explanation, warmth: Warmth) -> Vec<String> {
-    let mut wrong = Vec::new();
-    let mut left: Vec<&Holding> = explanation.holdings.iter()
-        .filter(|holding| holding.cause != CauseId::DriverReserve)
-        .collect();
-    for expect in expected {
-        let nearest = left.iter().enumerate()
-            .map(|(at, holding)| (at, holding_differs(expect, play, holding, warmth)))
-            .min_by_key(|(_, differences)| differences.len());
-        match nearest {
-            Some((at, differences)) => {
-                left.remove(at);
-                wrong.extend(differences);
-            }
-            None => wrong.push(format!("no holding with cause {:?}", expect.causes)),
-        }
-    }
-    wrong.extend(left.iter().map(|holding| format!("a holding too many: {:?}: {}", holding.cause, holding.summary)));
-    wrong
-}
-
-fn holding_differs(expect: &Expect, play: &Play, holding: &Holding, warmth: Warmth) -> Vec<String> {
-    let mut wrong = Vec::new();
-    if !expect.causes.contains(&holding.cause) {
-        wrong.push(format!("cause {:?} instead of {:?}", holding.cause, expect.causes));
-    }
-    if !expect.confidence.contains(&holding.confidence) {
-        wrong.push(format!("confidence {:?} instead of {:?}", holding.confidence, expect.confidence));
-    }
-    let (Owner::Is(owner) | Owner::IsOrUnknown(owner)) = expect.owner;
-    let unknown_is_right = matches!(expect.owner, Owner::IsOrUnknown(_));
-    match (&holding.owner, play.member(owner)) {
-        (Some(part), Ok(member)) => wrong.extend(owner_differs(part, member, play, warmth)),
-        (None, Ok(_)) if unknown_is_right => {}
-        (None, Ok(_)) => wrong.push(format!("no owner instead of {owner}")),
-        (_, Err(error)) => wrong.push(error.to_string()),
-    }
-    let bytes_unknown = unknown_is_right && holding.bytes.is_none();
-    if !bytes_unknown && holding.bytes != play.report.bytes.get(owner).copied() {
-        wrong.push(format!("{:?} bytes instead of {:?}", holding.bytes, play.report.bytes.get(owner)));
-    }
-    wrong.extend(holders_differ(expect, owner, play, &holding.holders));
-    if holding.cause != CauseId::OwnerAlive && holding.remedy.is_empty() {
-        wrong.push("no remedy".to_owned());
-    }
-    wrong
-}
-
-fn owner_differs(part: &OwnerPart, owner: &Member, play: &Play, warmth: Warmth) -> Vec<String> {
-    let mut wrong = Vec::new();
-    if part.pid != owner.pid {
-        wrong.push(format!("owner {} instead of {}", part.pid, owner.pid));
-    }
-    wrong.extend(start_differs("owner", part.start_time.as_deref(), owner, warmth == Warmth::Warm || owner.is_alive()));
-    let stage = play.report.cast.get("stage").map_or(0, |stage| stage.pid);
-    let state = match owner.state() {
-        None => "gone",
-        Some('Z') if owner.has_ended() => "zombie",
-        Some(_) => return wrong,
+/// 3 when anything outlives its owner, 4 when that cannot be told, else 0; one for each way in which the causes can be true.
+fn exit_codes(expected: &[Memory]) -> BTreeSet<i32> {
+    let code = |cause: &CauseId| match cause {
+        CauseId::OwnerAlive | CauseId::DriverReserve | CauseId::MpsServer => 0,
+        CauseId::Unknown => 4,
+        _ => 3,
     };
-    if part.state != state {
-        wrong.push(format!("owner's state {:?} instead of {state:?}", part.state));
+    // Several pieces: what outlives its owner goes before what is not known.
+    let mut codes = BTreeSet::from([0]);
+    for memory in expected {
+        let of_this: BTreeSet<i32> = memory.cause.all().iter().map(code).collect();
+        let worst = |a: i32, b: i32| if a == 3 || b == 3 { 3 } else { a.max(b) };
+        codes = codes.iter().flat_map(|&a| of_this.iter().map(move |&b| worst(a, b))).collect();
     }
-    if warmth == Warmth::Warm {
-        // Every owner that is dead was killed by the stage, and reaped by it if it is gone.
-        let exit = part.exit.clone().unwrap_or_default();
-        let names_stage = |text: &Option<String>| text.as_deref().is_some_and(|text| text.contains(&stage.to_string()));
-        if exit.signal != Some(libc::SIGKILL) || !names_stage(&exit.by) {
-            wrong.push(format!("owner ended by {:?} from {:?}, not by SIGKILL from PID {stage}", exit.signal, exit.by));
+    codes
+}
+
+/// One comparison.
+struct Judge<'a> {
+    play: &'a Play,
+    place: Place,
+    warmth: Warmth,
+}
+
+impl Judge<'_> {
+    /// Pairs every expected holding with the reported one that is least wrong.
+    fn holdings(&self, expected: &[Memory], explanation: &Explanation) -> Vec<Difference> {
+        let mut wrong = Vec::new();
+        let reserve_is_wanted = expected.iter().any(|memory| memory.cause.all().contains(&CauseId::DriverReserve));
+        let mut left: Vec<&Holding> = explanation.holdings.iter()
+            .filter(|holding| holding.cause != CauseId::DriverReserve || reserve_is_wanted)
+            .filter(|holding| !self.is_our_own(holding))
+            .collect();
+        for expect in expected {
+            let nearest = left.iter().enumerate()
+                .map(|(at, holding)| (at, self.holding(expect, holding)))
+                .min_by_key(|(_, differences)| differences.len());
+            match nearest {
+                Some((at, differences)) => {
+                    left.remove(at);
+                    wrong.extend(differences);
+                }
+                None => wrong.push(differs(Part::Cause, format!("no holding with cause {:?}", expect.cause.all()))),
+            }
         }
-        if state == "gone" && !names_stage(&exit.reaped_by) {
-            wrong.push(format!("owner reaped by {:?}, not by PID {stage}", exit.reaped_by));
+        wrong.extend(left.iter().map(|holding| {
+            differs(Part::Cause, format!("a holding too many: {:?}: {}", holding.cause, holding.summary))
+        }));
+        wrong
+    }
+
+    /// NVML's own context in the recorder, which a real driver lists.
+    fn is_our_own(&self, holding: &Holding) -> bool {
+        let comm = holding.owner.as_ref().and_then(|owner| owner.comm.as_deref());
+        self.place == Place::Gpu && holding.cause == CauseId::OwnerAlive && comm == Some("outlive")
+    }
+
+    fn holding(&self, expect: &Memory, holding: &Holding) -> Vec<Difference> {
+        let mut wrong = Vec::new();
+        if !expect.cause.all().contains(&holding.cause) {
+            wrong.push(differs(Part::Cause, format!("cause {:?} instead of {:?}", holding.cause, expect.cause.all())));
+        }
+        if !expect.confidence.all().contains(&holding.confidence) {
+            let what = format!("confidence {:?} instead of {:?}", holding.confidence, expect.confidence.all());
+            wrong.push(differs(Part::Cause, what));
+        }
+        let owner = expect.owner.as_deref().map(|name| (name, self.play.member(name)));
+        match (&holding.owner, &owner) {
+            (Some(part), Some((_, Ok(member)))) => wrong.extend(self.owner(expect, part, member)),
+            (None, Some((name, Ok(_)))) if !expect.owner_perhaps_unknown => wrong.push(differs(Part::Owner, format!("no owner instead of {name}"))),
+            (None, _) => {}
+            (_, Some((_, Err(error)))) => wrong.push(differs(Part::Owner, error.to_string())),
+            (Some(part), None) => wrong.push(differs(Part::Owner, format!("PID {} is called the owner of what nobody owns", part.pid))),
+        }
+        let truth = expect.owner.as_ref().and_then(|owner| self.play.report.bytes.get(owner).copied());
+        let unknown_is_right = expect.any_bytes || (expect.owner_perhaps_unknown && holding.bytes.is_none());
+        if !unknown_is_right && !self.is_near(holding.bytes, truth) {
+            wrong.push(differs(Part::Bytes, format!("{:?} bytes instead of {truth:?}", holding.bytes)));
+        }
+        wrong.extend(self.holders(expect, &holding.holders));
+        let harmless = [CauseId::OwnerAlive, CauseId::DriverReserve, CauseId::MpsServer];
+        if !harmless.contains(&holding.cause) && holding.remedy.is_empty() {
+            wrong.push(differs(Part::Rest, "no remedy"));
+        }
+        wrong
+    }
+
+    fn is_near(&self, told: Option<u64>, truth: Option<u64>) -> bool {
+        match (told, truth) {
+            (Some(told), Some(truth)) if self.place == Place::Gpu => told.abs_diff(truth) <= NEAR,
+            _ => told == truth,
+        }
+    }
+
+    fn owner(&self, expect: &Memory, part: &OwnerPart, owner: &Member) -> Vec<Difference> {
+        let mut wrong = Vec::new();
+        if part.pid != owner.pid {
+            wrong.push(format!("owner {} instead of {}", part.pid, owner.pid));
+        }
+        wrong.extend(start_differs("owner", part.start_time.as_deref(), owner, self.warmth == Warmth::Warm || owner.is_alive()));
+        let state = match owner.state() {
+            None => Some("gone"),
+            Some('Z') if owner.has_ended() => Some("zombie"),
+            Some(_) => None,
+        };
+        if let Some(state) = state {
+            if part.state != state {
+                wrong.push(format!("owner's state {:?} instead of {state:?}", part.state));
+            }
+            if self.warmth == Warmth::Warm && !expect.end_unseen {
+                wrong.extend(self.end(expect, part, state));
+            }
+        }
+        // Cold, a dead owner's control group is gone with it.
+        let knows = self.warmth == Warmth::Warm || owner.is_alive();
+        if let Some(container) = &expect.container
+            && knows
+            && !part.container.as_deref().is_some_and(|told| told.contains(container.as_str()))
+        {
+            wrong.push(format!("owner's container {:?} instead of {container:?}", part.container));
+        }
+        wrong.into_iter().map(|what| differs(Part::Owner, what)).collect()
+    }
+
+    /// Every owner that is dead was killed by the stage, and reaped by it if it is gone, unless the data says otherwise.
+    fn end(&self, expect: &Memory, part: &OwnerPart, state: &str) -> Vec<String> {
+        let mut wrong = Vec::new();
+        let pid_of = |name: &str| self.play.report.cast.get(name).map_or(0, |member| member.pid);
+        let names = |text: &Option<String>, pid: u32| text.as_deref().is_some_and(|text| text.contains(&pid.to_string()));
+        let exit = part.exit.clone().unwrap_or_default();
+        let signal = expect.ended_by.unwrap_or(libc::SIGKILL);
+        if exit.signal != Some(signal) || (expect.ended_by.is_none() && !names(&exit.by, pid_of("stage"))) {
+            wrong.push(format!("owner ended by {:?} from {:?}, not by signal {signal} from the stage", exit.signal, exit.by));
+        }
+        let reaper = expect.reaper.as_deref().unwrap_or("stage");
+        if state == "gone" && !names(&exit.reaped_by, pid_of(reaper)) {
+            wrong.push(format!("owner reaped by {:?}, not by {reaper} (PID {})", exit.reaped_by, pid_of(reaper)));
+        }
+        wrong
+    }
+
+    fn holders(&self, expect: &Memory, found: &[HolderPart]) -> Vec<Difference> {
+        let owner = expect.owner.as_deref().unwrap_or_default();
+        let mut wrong = Vec::new();
+        let mut known = BTreeSet::new();
+        for (name, via) in &expect.holders {
+            let names: Vec<&str> = if name == "others" { self.play.others().collect() } else { vec![name] };
+            for name in names {
+                let member = match self.play.member(name) {
+                    Ok(member) => member,
+                    Err(error) => return vec![differs(Part::Holders, error.to_string())],
+                };
+                known.insert(member.pid);
+                let Some(holder) = found.iter().find(|holder| holder.pid == member.pid) else {
+                    wrong.push(format!("holder {name} (PID {}) is missing", member.pid));
+                    continue;
+                };
+                if !via.all().contains(&holder.via) {
+                    wrong.push(format!("holder {name} via {:?} instead of {:?}", holder.via, via.all()));
+                }
+                wrong.extend(start_differs(name, holder.start_time.as_deref(), member, true));
+                if !member.silent {
+                    wrong.extend(descriptors_differ(name, owner, member, holder));
+                }
+            }
+        }
+        let strangers = found.iter().filter(|holder| !known.contains(&holder.pid));
+        wrong.extend(strangers.map(|holder| format!("PID {} ({:?}) is called a holder", holder.pid, holder.comm)));
+        wrong.into_iter().map(|what| differs(Part::Holders, what)).collect()
+    }
+
+    fn zombies(&self, scenario: &Scenario, explanation: &Explanation) -> Vec<Difference> {
+        let mut wrong = Vec::new();
+        for expect in &scenario.zombies {
+            let name = &expect.who;
+            let (Ok(zombie), Ok(parent)) = (self.play.member(name), self.play.member(&expect.parent)) else {
+                wrong.push(format!("the part has no {name} or {}", expect.parent));
+                continue;
+            };
+            let Some(found) = explanation.zombies.iter().find(|found| found.pid == zombie.pid) else {
+                wrong.push(format!("zombie {name} (PID {}) is missing", zombie.pid));
+                continue;
+            };
+            if found.parent.as_ref().is_none_or(|found| found.pid != parent.pid) {
+                wrong.push(format!("zombie {name}'s parent is {:?} instead of PID {}", found.parent, parent.pid));
+            }
+            if self.warmth == Warmth::Warm && found.used_gpu != expect.used_gpu {
+                wrong.push(format!("zombie {name} used_gpu: {} instead of {}", found.used_gpu, expect.used_gpu));
+            }
+            // Only the ends of GPU users are watched.
+            if self.warmth == Warmth::Warm && expect.used_gpu && found.since.as_deref().is_none_or(|since| !is_time(since)) {
+                wrong.push(format!("zombie {name} since {:?}", found.since));
+            }
+        }
+        wrong.into_iter().map(|what| differs(Part::Rest, what)).collect()
+    }
+}
+
+fn descriptors_differ(name: &str, owner: &str, member: &Member, holder: &HolderPart) -> Vec<String> {
+    let mut wrong = Vec::new();
+    let fds: BTreeSet<i32> = holder.descriptors.iter().map(|descriptor| descriptor.fd).collect();
+    let truth = member.held.get(owner).cloned().unwrap_or_default();
+    if fds != truth {
+        wrong.push(format!("holder {name} has descriptors {fds:?} instead of {truth:?}"));
+    }
+    let devices = ["nvidiactl", "nvidia-uvm", "nvidia0"];
+    for descriptor in &holder.descriptors {
+        if !devices.iter().any(|device| descriptor.device.ends_with(device)) {
+            wrong.push(format!("holder {name}'s descriptor {} is called {:?}", descriptor.fd, descriptor.device));
         }
     }
     wrong
@@ -135,82 +300,23 @@ fn start_differs(who: &str, told: Option<&str>, member: &Member, must_tell: bool
     }
 }
 
-fn holders_differ(expect: &Expect, owner: &str, play: &Play, found: &[HolderPart]) -> Vec<String> {
-    let mut wrong = Vec::new();
-    let mut known = BTreeSet::new();
-    for (name, via) in &expect.holders {
-        let member = match play.member(name) {
-            Ok(member) => member,
-            Err(error) => return vec![error.to_string()],
-        };
-        known.insert(member.pid);
-        let Some(holder) = found.iter().find(|holder| holder.pid == member.pid) else {
-            wrong.push(format!("holder {name} (PID {}) is missing", member.pid));
-            continue;
-        };
-        if !via.contains(&holder.via) {
-            wrong.push(format!("holder {name} via {:?} instead of {via:?}", holder.via));
-        }
-        wrong.extend(start_differs(name, holder.start_time.as_deref(), member, true));
-        let fds: BTreeSet<i32> = holder.descriptors.iter().map(|descriptor| descriptor.fd).collect();
-        let truth = member.held.get(owner).cloned().unwrap_or_default();
-        if fds != truth && !expect.no_descriptors {
-            wrong.push(format!("holder {name} has descriptors {fds:?} instead of {truth:?}"));
-        }
-        let devices = ["nvidiactl", "nvidia-uvm", "nvidia0"];
-        for descriptor in &holder.descriptors {
-            if !devices.iter().any(|device| descriptor.device.ends_with(device)) {
-                wrong.push(format!("holder {name}'s descriptor {} is called {:?}", descriptor.fd, descriptor.device));
-            }
-        }
-    }
-    let strangers = found.iter().filter(|holder| !known.contains(&holder.pid));
-    wrong.extend(strangers.map(|holder| format!("PID {} ({:?}) is called a holder", holder.pid, holder.comm)));
-    wrong
-}
-
-fn zombies(scenario: &Scenario, play: &Play, explanation: &Explanation, warmth: Warmth) -> Vec<String> {
-    let mut wrong = Vec::new();
-    for (name, parent, used_gpu) in &scenario.zombies {
-        let (Ok(zombie), Ok(parent)) = (play.member(name), play.member(parent)) else {
-            wrong.push(format!("the part has no {name} or {parent}"));
-            continue;
-        };
-        let Some(found) = explanation.zombies.iter().find(|found| found.pid == zombie.pid) else {
-            wrong.push(format!("zombie {name} (PID {}) is missing", zombie.pid));
-            continue;
-        };
-        if found.parent.as_ref().is_none_or(|found| found.pid != parent.pid) {
-            wrong.push(format!("zombie {name}'s parent is {:?} instead of PID {}", found.parent, parent.pid));
-        }
-        if warmth == Warmth::Warm && found.used_gpu != *used_gpu {
-            wrong.push(format!("zombie {name} used_gpu: {} instead of {used_gpu}", found.used_gpu));
-        }
-        // Only the ends of GPU users are watched.
-        if warmth == Warmth::Warm && *used_gpu && found.since.as_deref().is_none_or(|since| !is_time(since)) {
-            wrong.push(format!("zombie {name} since {:?}", found.since));
-        }
-    }
-    wrong
-}
-
 fn is_time(text: &str) -> bool {
     humantime::parse_rfc3339(text).is_ok_and(|time| time <= SystemTime::now())
 }
 
 /// The GPU's account must balance: everything in use is somebody's.
-fn account(play: &Play, explanation: &Explanation) -> Vec<String> {
+fn account(play: &Play, explanation: &Explanation) -> Vec<Difference> {
     if explanation.holdings.iter().any(|holding| holding.bytes.is_none()) {
         return Vec::new(); // Then it cannot.
     }
     let used: u64 = play.report.bytes.values().sum();
     let [gpu] = &explanation.gpus[..] else {
-        return vec![format!("{} GPUs instead of 1", explanation.gpus.len())];
+        return vec![differs(Part::Bytes, format!("{} GPUs instead of 1", explanation.gpus.len()))];
     };
     let told = (gpu.used_bytes, gpu.attributed_bytes, gpu.unexplained_bytes);
     if told == (Some(used), Some(used), Some(0)) {
         Vec::new()
     } else {
-        vec![format!("used, attributed, unexplained: {told:?} instead of {used}, {used}, 0")]
+        vec![differs(Part::Bytes, format!("used, attributed, unexplained: {told:?} instead of {used}, {used}, 0"))]
     }
 }

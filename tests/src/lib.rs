@@ -1,88 +1,119 @@
-//! The scenarios' harness: plays a part without a GPU, looks at it with `outlive` in every way that a user can, and
-//! compares what outlive says with what is true.
+//! The scenarios' harness: plays a part, looks at it with `outlive` in every way that a user can, and compares what outlive says
+//! with what is true.
 //!
-//! [`expect`] is the data: a [`Scenario`](expect::Scenario) names a part and what must be said of it, cold (nothing
-//! ran before) and warm (a recorder was running). [`play`] runs the part (`scenario`, see tests/programs), [`look`]
-//! runs `outlive`, [`judge`] compares, [`remedy`] does what outlive proposes; [`host`] knows where everything is.
+//! [`scenario`] is the data: what a part proves and what must be said of it, cold (nothing ran before) and warm (a recorder was
+//! running). [`play`] runs the part (`scenario`, see tests/programs), [`look`] runs `outlive`, [`judge`] compares, [`remedy`] does
+//! what outlive proposes, [`rivals`] asks the usual tools; [`host`] knows where everything is, [`outcome`] is what came of it.
 //!
 //! Always true: the truth comes from the part's own report, checked against /proc, never from outlive; every wait has
-//! a deadline; whatever a test leaves behind is killed; a test that cannot run here says so on standard error.
+//! a deadline; whatever a test leaves behind is killed; a test that cannot run here says so.
 
-pub mod expect;
 pub mod host;
 pub mod judge;
 pub mod look;
+pub mod outcome;
 pub mod play;
 pub mod remedy;
+pub mod rivals;
+pub mod scenario;
+pub mod table;
 
 use std::io;
 use std::time::{Duration, Instant};
 
-use expect::Scenario;
 use host::Host;
-use judge::Warmth;
-use look::Recorder;
+use judge::{Difference, Warmth};
+use look::{Look, Recorder};
+use outcome::{Outcome, Told};
 use play::Play;
+use scenario::{Place, Scenario};
 
 /// How long a recording may take to tell what has happened: it samples and flushes every second, but calls an exit
 /// stuck only after ten.
 const RECORDING_LAG: Duration = Duration::from_secs(20);
+/// The recorder flushes every second.
+const FLUSHED: Duration = Duration::from_millis(1_300);
 const POLL: Duration = Duration::from_millis(100);
+/// On a loaded machine, a driver may take this long to give everything back.
+const FREED: Duration = Duration::from_secs(30);
 
-/// Plays a scenario and lists everything that outlive got wrong. `Ok(None)`: it cannot be played here.
+/// What to do beside looking.
+#[derive(Clone, Copy, Default)]
+pub struct Also {
+    /// Ask the usual tools.
+    pub rivals: bool,
+}
+
+/// Plays a scenario and says what came of it.
 ///
 /// # Errors
 /// When the harness itself fails.
-pub fn check(scenario: &Scenario) -> io::Result<Option<Vec<String>>> {
-    let Some(host) = Host::take(scenario.part)? else { return Ok(None) };
-    let recorder = Recorder::start(&host)?;
-    let play = Play::start(&host, scenario.part)?;
+pub fn check(scenario: &Scenario, place: Place, also: Also) -> io::Result<Outcome> {
+    let host = Host::take(place)?;
+    let began = Instant::now();
+    let mut outcome = Outcome::new(scenario, place);
+    let mut recorder = if scenario.late { None } else { Some(Recorder::start(&host)?) };
+    let frozen = if scenario.overrun { recorder.as_ref().map(Recorder::freeze).transpose()? } else { None };
+    let play = Play::start(&host, &scenario.name)?;
+    drop(frozen);
     if let Some(why) = &play.report.skipped {
-        host::say(&format!("SKIPPED {}: {why}", scenario.part))?;
-        return Ok(None);
+        outcome.skipped = Some(why.clone());
+        return Ok(outcome);
     }
-    let mut wrong = play.contradictions()?;
-    let mut note = |look: &str, found: Vec<String>| wrong.extend(found.into_iter().map(|line| format!("{look}: {line}")));
+    let recorder = match recorder.take() {
+        Some(recorder) => recorder,
+        None => Recorder::start(&host)?,
+    };
+    outcome.cast(&play);
+    outcome.wrong.extend(play.contradictions()?);
+    let compare = |look: &Look, warmth| judge::compare(scenario, &play, place, look, warmth);
+    let acted = Instant::now();
 
     let cold = look::live(&host, None)?;
-    note("cold, live", judge::compare(scenario, &play, &cold, Warmth::Cold));
-    if !scenario.quiet {
-        note("warm, trace of a running recorder", while_recording(scenario, &host, &play, &recorder)?);
+    outcome.looks.insert("cold".to_owned(), Told::new(&cold, compare(&cold, Warmth::Cold)));
+    if scenario.brief {
+        let warm = look::live(&host, Some(recorder.trace()))?;
+        outcome.looks.insert("warm".to_owned(), Told::new(&warm, compare(&warm, Warmth::Warm)));
+        std::thread::sleep(FLUSHED.saturating_sub(acted.elapsed()));
+        let offline = look::offline(&host, recorder.trace())?;
+        outcome.looks.insert("offline".to_owned(), Told::new(&offline, compare(&offline, Warmth::Warm)));
+    } else {
+        if !scenario.quiet {
+            let (told, wrong) = while_recording(&host, &recorder, &compare)?;
+            outcome.looks.insert("recording".to_owned(), Told::new(&told, wrong));
+        }
+        let warm = look::live(&host, Some(recorder.trace()))?;
+        outcome.looks.insert("warm".to_owned(), Told::new(&warm, compare(&warm, Warmth::Warm)));
+        if also.rivals {
+            outcome.rivals = rivals::ask(&host, scenario, &play)?;
+        }
+        let stopped = recorder.stop()?;
+        let last = look::offline(&host, &stopped)?;
+        outcome.looks.insert("offline".to_owned(), Told::new(&last, compare(&last, Warmth::Warm)));
     }
-    let warm = look::live(&host, Some(recorder.trace()))?;
-    note("warm, live with history", judge::compare(scenario, &play, &warm, Warmth::Warm));
-    let stopped = recorder.stop()?;
-    let last = look::offline(&host, &stopped)?;
-    note("warm, trace of a stopped recorder", judge::compare(scenario, &play, &last, Warmth::Warm));
-    if scenario.remedies_end_holders {
-        note("remedies", remedy::apply(&play, &cold)?);
+    if scenario.remedied {
+        let mut tried = remedy::apply(&play, &cold)?;
+        if place == Place::Gpu && tried.wrong.is_empty() {
+            tried.wrong.extend(host.until_free(FREED)?);
+        }
+        outcome.remedy = Some(tried);
     }
-    Ok(Some(wrong))
+    // The stage clears up before the next scenario begins.
+    drop(play);
+    outcome.wrong.extend(host.until_free(FREED)?.map(|left| format!("after the play: {left}")));
+    outcome.seconds = began.elapsed().as_secs_f64();
+    Ok(outcome)
 }
 
 /// Copies the growing trace and reads it as another user, until it tells the truth or the deadline is over.
-fn while_recording(scenario: &Scenario, host: &Host, play: &Play, recorder: &Recorder) -> io::Result<Vec<String>> {
+fn while_recording(host: &Host, recorder: &Recorder, compare: &dyn Fn(&Look, Warmth) -> Vec<Difference>) -> io::Result<(Look, Vec<Difference>)> {
     let deadline = Instant::now() + RECORDING_LAG;
     loop {
         let look = look::offline(host, recorder.trace())?;
-        let wrong = judge::compare(scenario, play, &look, Warmth::Warm);
+        let wrong = compare(&look, Warmth::Warm);
         if wrong.is_empty() || Instant::now() > deadline {
-            return Ok(wrong);
+            return Ok((look, wrong));
         }
         std::thread::sleep(POLL);
     }
-}
-
-/// Each scenario as a test of its own, named as a claim.
-#[macro_export]
-macro_rules! scenarios {
-    ($($name:ident => $scenario:expr;)+) => {
-        $(#[test]
-        fn $name() {
-            let wrong = $crate::check(&$scenario).expect("the harness works");
-            if let Some(wrong) = wrong {
-                assert!(wrong.is_empty(), "outlive is wrong about it:\n  {}", wrong.join("\n  "));
-            }
-        })+
-    };
 }

@@ -27,6 +27,8 @@ pub struct Look {
     pub explanation: Explanation,
     /// The verdict.
     pub exit_code: Option<i32>,
+    /// How long the whole command took.
+    pub took: Duration,
 }
 
 /// Explains the running host, perhaps with the history of a recording.
@@ -57,15 +59,17 @@ pub fn offline(host: &Host, trace: &Path) -> io::Result<Look> {
 }
 
 fn look(host: &Host, mut command: Command) -> io::Result<Look> {
+    let began = Instant::now();
     let (out, err) = (host.path("stdout"), host.path("stderr"));
     let mut child = command.stdin(Stdio::null()).stdout(File::create(&out)?).stderr(File::create(&err)?).spawn()?;
     let status = end(&mut child)?;
+    let took = began.elapsed();
     let json = fs::read_to_string(out)?;
     let explanation = serde_json::from_str(&json).map_err(|error| {
         let said = fs::read_to_string(err).unwrap_or_default();
         io::Error::other(format!("{command:?}: {status}, {error}\n{json}\n{said}"))
     })?;
-    Ok(Look { explanation, exit_code: status.code() })
+    Ok(Look { explanation, exit_code: status.code(), took })
 }
 
 /// Waits for a child with a deadline; kills it when that is over.
@@ -119,6 +123,15 @@ impl Recorder {
         &self.trace
     }
 
+    /// Makes it stand still until what is returned is dropped.
+    ///
+    /// # Errors
+    /// When it has ended.
+    pub fn freeze(&self) -> io::Result<Frozen> {
+        signal(self.child.id(), libc::SIGSTOP)?;
+        Ok(Frozen(self.child.id()))
+    }
+
     /// Stops it in order and returns the trace.
     ///
     /// # Errors
@@ -127,6 +140,16 @@ impl Recorder {
         signal(self.child.id(), libc::SIGTERM)?;
         let status = end(&mut self.child)?;
         if status.success() { Ok(self.trace.clone()) } else { Err(io::Error::other(format!("outlive record: {status}"))) }
+    }
+}
+
+/// A recorder that stands still.
+pub struct Frozen(u32);
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        // It is our child and not reaped: the PID is its own.
+        let _ = signal(self.0, libc::SIGCONT);
     }
 }
 

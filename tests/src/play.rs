@@ -15,6 +15,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use serde::Deserialize;
 
 use crate::host::Host;
+use crate::scenario::Place;
 
 const DEADLINE: Duration = Duration::from_secs(60);
 /// What /proc counts start times in: USER_HZ is 100 on every architecture that outlive runs on.
@@ -29,6 +30,9 @@ pub struct Member {
     pub start_ticks: u64,
     /// Its descriptors, by whose memory they keep.
     pub held: BTreeMap<String, BTreeSet<i32>>,
+    /// It cannot tell its descriptors: /proc is asked instead.
+    #[serde(default)]
+    pub silent: bool,
 }
 
 /// What the part says when the incident is on.
@@ -56,15 +60,32 @@ impl Play {
     /// When the part fails or takes too long.
     pub fn start(host: &Host, part: &str) -> io::Result<Play> {
         let mut command = host.program("scenario");
-        command.arg(part).arg(host.path("dev")).arg(host.path("nvml.json"));
+        command.arg(part).arg(host.stage());
+        if host.place == Place::StandIn {
+            command.arg(host.path("nvml.json"));
+        }
         let mut stage = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
         let line = first_line(&mut stage);
         let mut play = Play { report: Report { cast: BTreeMap::new(), bytes: BTreeMap::new(), skipped: None }, stage };
         play.report = serde_json::from_str(&line?)
             .map_err(|error| io::Error::other(format!("part {part}: {error}; it says: {}", play.complaints())))?;
-        let stage = Member { pid: play.stage.id(), start_ticks: ticks(play.stage.id())?, held: BTreeMap::new() };
+        let stage = Member { pid: play.stage.id(), start_ticks: ticks(play.stage.id())?, held: BTreeMap::new(), silent: true };
         play.report.cast.insert("stage".to_owned(), stage);
         Ok(play)
+    }
+
+    /// Somebody's name.
+    #[must_use]
+    pub fn name(&self, pid: u32) -> Option<&str> {
+        let alive = |member: &Member| member.pid == pid && member.is_alive();
+        let dead = |member: &Member| member.pid == pid;
+        let find = |is: &dyn Fn(&Member) -> bool| self.report.cast.iter().find(|(_, member)| is(member)).map(|(name, _)| name.as_str());
+        find(&alive).or_else(|| find(&dead))
+    }
+
+    /// Everybody living whose name begins with "other-".
+    pub fn others(&self) -> impl Iterator<Item = &str> {
+        self.report.cast.iter().filter(|(name, member)| name.starts_with("other-") && !member.has_ended()).map(|(name, _)| name.as_str())
     }
 
     /// Somebody of the part.
@@ -81,8 +102,8 @@ impl Play {
     /// When /proc cannot be read.
     pub fn contradictions(&self) -> io::Result<Vec<String>> {
         let mut wrong = Vec::new();
-        for (name, member) in self.report.cast.iter().filter(|(_, member)| member.is_alive()) {
-            let found = member.open_stand_ins();
+        for (name, member) in self.report.cast.iter().filter(|(_, member)| member.is_alive() && !member.silent) {
+            let found = member.open_files();
             let (exits, claimed) = (member.state() == Some('Z'), member.held.values().flatten().copied().collect());
             if !exits && found != claimed {
                 wrong.push(format!("the part is wrong: {name} claims descriptors {claimed:?} and has {found:?}"));
@@ -132,15 +153,16 @@ impl Member {
         apart < TICK * 4
     }
 
-    /// Descriptors, in any thread, of stand-ins, or of the socket or ring that carries one.
-    fn open_stand_ins(&self) -> BTreeSet<i32> {
+    /// Descriptors, in any thread, of NVIDIA's files, or of the socket or ring that carries one.
+    #[must_use]
+    pub fn open_files(&self) -> BTreeSet<i32> {
         let carriers: BTreeSet<i32> = self.held.values().flatten().copied().collect();
         let mut fds = BTreeSet::new();
         for task in fs::read_dir(format!("/proc/{}/task", self.pid)).into_iter().flatten().flatten() {
             for entry in fs::read_dir(task.path().join("fd")).into_iter().flatten().flatten() {
                 let fd = entry.file_name().to_str().and_then(|name| name.parse().ok());
                 let target = fs::read_link(entry.path()).unwrap_or_default();
-                let counts = is_stand_in(&target) && !is_path_only(&task.path(), fd);
+                let counts = is_nvidia(&target) && !is_path_only(&task.path(), fd);
                 let carries = fd.is_some_and(|fd| carriers.contains(&fd)) && is_carrier(&target);
                 fds.extend(fd.filter(|_| counts || carries));
             }
@@ -149,9 +171,9 @@ impl Member {
     }
 }
 
-fn is_stand_in(target: &Path) -> bool {
+fn is_nvidia(target: &Path) -> bool {
     let name = target.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-    target.starts_with(std::env::temp_dir()) && ["nvidiactl", "nvidia-uvm", "nvidia0"].contains(&name)
+    (target.starts_with(std::env::temp_dir()) || target.starts_with("/dev")) && ["nvidiactl", "nvidia-uvm", "nvidia0"].contains(&name)
 }
 
 fn is_carrier(target: &Path) -> bool {

@@ -11,9 +11,20 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use outlive::explanation::CauseId;
+use serde::{Deserialize, Serialize};
 
 use crate::look::Look;
 use crate::play::{Member, Play};
+
+/// What came of following the proposals.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Tried {
+    /// What was done, in order.
+    pub commands: Vec<String>,
+    /// What they did not achieve.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub wrong: Vec<String>,
+}
 
 /// How long a holder may take to end after a signal.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -35,8 +46,8 @@ pub fn signal(pid: u32, signal: i32) -> io::Result<()> {
 ///
 /// # Errors
 /// When a signal cannot be sent.
-pub fn apply(play: &Play, look: &Look) -> io::Result<Vec<String>> {
-    let mut wrong = Vec::new();
+pub fn apply(play: &Play, look: &Look) -> io::Result<Tried> {
+    let mut tried = Tried::default();
     for holding in look.explanation.holdings.iter().filter(|holding| holding.cause != CauseId::OwnerAlive) {
         let holders: Vec<&Member> = play.report.cast.values()
             .filter(|member| holding.holders.iter().any(|holder| holder.pid == member.pid) && member.is_alive())
@@ -46,16 +57,17 @@ pub fn apply(play: &Play, look: &Look) -> io::Result<Vec<String>> {
             if holders.iter().all(|holder| holder.has_ended()) {
                 break;
             }
-            wrong.extend(obey(play, command)?);
+            tried.commands.push((*command).to_owned());
+            tried.wrong.extend(obey(play, command)?);
             let deadline = Instant::now() + PATIENCE;
             while Instant::now() < deadline && !holders.iter().all(|holder| holder.has_ended()) {
                 thread::sleep(Duration::from_millis(5));
             }
         }
         let left = holders.iter().filter(|holder| !holder.has_ended());
-        wrong.extend(left.map(|holder| format!("PID {} still holds after {commands:?}", holder.pid)));
+        tried.wrong.extend(left.map(|holder| format!("PID {} still holds after {commands:?}", holder.pid)));
     }
-    Ok(wrong)
+    Ok(tried)
 }
 
 /// Runs one proposal in a shell, as a user would, when it signals nobody but a living process of the part.

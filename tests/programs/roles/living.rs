@@ -1,0 +1,70 @@
+//! Roles of owners that go on living, or of which a part does.
+
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::thread;
+
+use crate::actor::{Actor, until_end};
+use crate::sys;
+
+/// Uses no GPU; the arguments are descriptors of `owner` that it was started with.
+pub(crate) fn idle(actor: &mut Actor) -> io::Result<()> {
+    let fds: Vec<i32> = actor.args().iter().filter_map(|arg| arg.parse().ok()).collect();
+    if !fds.is_empty() {
+        actor.adopt("owner", fds);
+    }
+    actor.wait()
+}
+
+/// Uses the GPU.
+pub(crate) fn user(actor: &mut Actor) -> io::Result<()> {
+    actor.open_gpu()?;
+    actor.wait()
+}
+
+/// A worker thread stays when the main thread exits.
+pub(crate) fn leader_exits(actor: &mut Actor) -> io::Result<()> {
+    actor.open_gpu()?;
+    actor.ready()?;
+    thread::spawn(|| sys::exit_now(i32::from(until_end().is_err())));
+    sys::exit_thread()
+}
+
+/// A thread unshares its descriptor table and opens the GPU in it.
+pub(crate) fn thread_owns(actor: &mut Actor) -> io::Result<()> {
+    thread::scope(|scope| {
+        let worker = scope.spawn(|| {
+            sys::unshare(libc::CLONE_FILES)?;
+            actor.open_gpu()?;
+            actor.wait()
+        });
+        worker.join().unwrap_or_else(|_| Err(io::Error::other("the worker thread panicked")))
+    })
+}
+
+/// Starts a GPU user (fork and exec) in its own process group.
+pub(crate) fn launches(actor: &mut Actor) -> io::Result<()> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command.args(["play", "user", actor.arg(0)?]).arg(actor.path(""));
+    actor.fork("spawned", |_| Err(command.exec()))?;
+    actor.wait()
+}
+
+/// SIGTERM runs a handler.
+pub(crate) fn handles_term(actor: &mut Actor) -> io::Result<()> {
+    sys::handle_signal(libc::SIGTERM)?;
+    user(actor)
+}
+
+/// SIGTERM is ignored.
+pub(crate) fn ignores_term(actor: &mut Actor) -> io::Result<()> {
+    sys::ignore_signal(libc::SIGTERM)?;
+    user(actor)
+}
+
+/// SIGTERM is blocked.
+pub(crate) fn blocks_term(actor: &mut Actor) -> io::Result<()> {
+    sys::block_signal(libc::SIGTERM)?;
+    user(actor)
+}

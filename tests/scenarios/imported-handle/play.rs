@@ -1,0 +1,13 @@
+//! A handle of `cuMemCreate` is imported by a child program, whose descriptor is closed; the exporter, its parent,
+//! is killed.
+
+use std::io;
+
+use crate::stage::Stage;
+
+pub(crate) fn play(stage: &mut Stage) -> io::Result<()> {
+    if !stage.cuda(&["mem-imported", "2048"])? {
+        return Ok(());
+    }
+    stage.kill_and_reap("owner")
+}
