@@ -3,15 +3,18 @@
 //! Always true: a scenario's failure does not end the others; the exit code is 0 only when everything that was played was right.
 
 use std::fs;
-use std::io::{self, Write};
+use std::io::{self, Read as _, Seek as _, Write as _};
 use std::path::PathBuf;
-use std::process::ExitCode;
-use std::time::Duration;
+use std::process::{self, ExitCode};
+use std::time::{Duration, Instant};
 
 use clap::{Parser, Subcommand};
 use outlive_tests::outcome::Outcome;
-use outlive_tests::scenario::{self, Place};
+use outlive_tests::scenario::{self, Place, Scenario};
 use outlive_tests::{Also, check, table};
+
+/// No scenario takes longer, under software emulation either.
+const PATIENCE: Duration = Duration::from_secs(180);
 
 #[derive(Parser)]
 #[command(about = "Plays the scenarios of tests/scenarios, and tells how right outlive and the usual tools are")]
@@ -36,6 +39,15 @@ enum Command {
         #[arg(long)]
         out: Option<PathBuf>,
     },
+    /// Plays one scenario and prints its outcome: `play` starts this for each, so that one that hangs does not cost the others.
+    #[command(hide = true)]
+    One {
+        name: String,
+        #[arg(long)]
+        gpu: bool,
+        #[arg(long)]
+        rivals: bool,
+    },
     /// Makes the page of files of outcomes; each is named for its place (host.jsonl, guest-6.1.jsonl, ...).
     Table {
         /// The files.
@@ -58,7 +70,7 @@ fn main() -> ExitCode {
 fn run(cli: Cli) -> io::Result<bool> {
     match cli.command {
         Command::Play { names, gpu, rivals, out } => {
-            let place = if gpu { Place::Gpu } else { Place::StandIn };
+            let place = place(gpu);
             let mut out = out.map(fs::File::create).transpose()?;
             let scenarios = scenario::all()?;
             if let Some(unknown) = names.iter().find(|name| !scenarios.iter().any(|scenario| scenario.name == **name)) {
@@ -66,7 +78,7 @@ fn run(cli: Cli) -> io::Result<bool> {
             }
             let mut good = true;
             for scenario in scenarios.iter().filter(|s| s.places.contains(&place) && (names.is_empty() || names.contains(&s.name))) {
-                let outcome = check(scenario, place, Also { rivals }).unwrap_or_else(|error| {
+                let outcome = in_a_process(scenario, gpu, rivals).unwrap_or_else(|error| {
                     let mut failed = Outcome::new(scenario, place);
                     failed.wrong.push(format!("could not be played: {error}"));
                     failed
@@ -78,6 +90,13 @@ fn run(cli: Cli) -> io::Result<bool> {
                 }
             }
             Ok(good)
+        }
+        Command::One { name, gpu, rivals } => {
+            let scenarios = scenario::all()?;
+            let scenario = scenarios.iter().find(|scenario| scenario.name == name).ok_or_else(|| io::Error::other("no such scenario"))?;
+            let outcome = check(scenario, place(gpu), Also { rivals })?;
+            writeln!(io::stdout(), "{}", serde_json::to_string(&outcome)?)?;
+            Ok(true)
         }
         Command::Table { files } => {
             let mut places = Vec::new();
@@ -91,6 +110,41 @@ fn run(cli: Cli) -> io::Result<bool> {
             Ok(true)
         }
     }
+}
+
+fn place(gpu: bool) -> Place {
+    if gpu { Place::Gpu } else { Place::StandIn }
+}
+
+/// Plays one scenario in a process of its own; when that is killed, its pipes end and with them everything that it started.
+fn in_a_process(scenario: &Scenario, gpu: bool, rivals: bool) -> io::Result<Outcome> {
+    let mut command = process::Command::new(std::env::current_exe()?);
+    command.args(["one", &scenario.name]);
+    if gpu {
+        command.arg("--gpu");
+    }
+    if rivals {
+        command.arg("--rivals");
+    }
+    let (answer, complaint) = (tempfile::tempfile()?, tempfile::tempfile()?);
+    let mut child = command.stdin(process::Stdio::null()).stdout(answer.try_clone()?).stderr(complaint.try_clone()?).spawn()?;
+    let deadline = Instant::now() + PATIENCE;
+    while child.try_wait()?.is_none() {
+        if Instant::now() > deadline {
+            child.kill()?;
+            child.wait()?;
+            return Err(io::Error::other(format!("not finished within {} s", PATIENCE.as_secs())));
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    serde_json::from_str(&whole(answer)?).or_else(|_| Err(io::Error::other(whole(complaint)?.trim().to_owned())))
+}
+
+fn whole(mut file: fs::File) -> io::Result<String> {
+    let mut text = String::new();
+    file.rewind()?;
+    file.read_to_string(&mut text)?;
+    Ok(text)
 }
 
 fn say(outcome: &Outcome) -> io::Result<()> {

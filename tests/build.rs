@@ -1,8 +1,6 @@
 //! Lists the scenarios: every folder of tests/scenarios that has a `play.rs` is a module of the program `scenario`, and its data is
 //! part of the harness.
 
-#![expect(clippy::print_stdout, reason = "how a build script speaks to cargo")]
-
 use std::path::{Path, PathBuf};
 use std::{env, fs, io};
 
@@ -22,7 +20,7 @@ fn main() -> io::Result<()> {
         table.push_str(&format!("    ({name:?}, {module}::play),\n"));
     }
     let text = format!(
-        "{modules}\n/// Every play, by the name of its folder.\npub(crate) const PLAYS: &[(&str, fn(&mut crate::stage::Stage) -> std::io::Result<()>)] = &[\n{table}];\n"
+        "{modules}\n/// Every play, by the name of its folder.\npub(crate) const PLAYS: &[(&str, crate::stage::Play)] = &[\n{table}];\n"
     );
     fs::write(out.join("plays.rs"), text)?;
     let files: String = names.iter().map(|name| embedded(&folder, name)).collect();

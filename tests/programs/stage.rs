@@ -47,6 +47,9 @@ pub(crate) struct Member {
     silent: bool,
 }
 
+/// What a play.rs is: returns when the incident is on, with the books telling NVML's truth.
+pub(crate) type Play = fn(&mut Stage) -> io::Result<()>;
+
 /// Undone when the play ends.
 type Undo = Box<dyn FnOnce() -> io::Result<()>>;
 

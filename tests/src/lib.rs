@@ -78,7 +78,9 @@ pub fn check(scenario: &Scenario, place: Place, also: Also) -> io::Result<Outcom
         let offline = look::offline(&host, recorder.trace())?;
         outcome.looks.insert("offline".to_owned(), Told::new(&offline, compare(&offline, Warmth::Warm)));
     } else {
-        if !scenario.quiet {
+        if place == Place::Gpu {
+            std::thread::sleep(FLUSHED.saturating_sub(acted.elapsed()));
+        } else if !scenario.quiet {
             let (told, wrong) = while_recording(&host, &recorder, &compare)?;
             outcome.looks.insert("recording".to_owned(), Told::new(&told, wrong));
         }

@@ -24,7 +24,7 @@ pub struct Outcome {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub skipped: Option<String>,
     /// The harness's or the part's own mistakes.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default)]
     pub wrong: Vec<String>,
     /// Who was who.
     #[serde(default)]

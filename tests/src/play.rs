@@ -64,11 +64,13 @@ impl Play {
         if host.place == Place::StandIn {
             command.arg(host.path("nvml.json"));
         }
-        let mut stage = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+        // Not a pipe: whoever is left behind would keep it open.
+        let complaints = host.path("complaints");
+        let mut stage = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(fs::File::create(&complaints)?).spawn()?;
         let line = first_line(&mut stage);
         let mut play = Play { report: Report { cast: BTreeMap::new(), bytes: BTreeMap::new(), skipped: None }, stage };
         play.report = serde_json::from_str(&line?)
-            .map_err(|error| io::Error::other(format!("part {part}: {error}; it says: {}", play.complaints())))?;
+            .map_err(|error| io::Error::other(format!("part {part}: {error}; it says: {}", fs::read_to_string(&complaints).unwrap_or_default())))?;
         let stage = Member { pid: play.stage.id(), start_ticks: ticks(play.stage.id())?, held: BTreeMap::new(), silent: true };
         play.report.cast.insert("stage".to_owned(), stage);
         Ok(play)
@@ -104,21 +106,12 @@ impl Play {
         let mut wrong = Vec::new();
         for (name, member) in self.report.cast.iter().filter(|(_, member)| member.is_alive() && !member.silent) {
             let found = member.open_files();
-            let (exits, claimed) = (member.state() == Some('Z'), member.held.values().flatten().copied().collect());
+            let (exits, claimed) = (member.is_exiting(), member.held.values().flatten().copied().collect());
             if !exits && found != claimed {
                 wrong.push(format!("the part is wrong: {name} claims descriptors {claimed:?} and has {found:?}"));
             }
         }
         Ok(wrong)
-    }
-
-    fn complaints(&mut self) -> String {
-        let mut said = String::new();
-        if let Some(stderr) = &mut self.stage.stderr {
-            // What can be read is what can be told.
-            let _ = io::Read::read_to_string(stderr, &mut said);
-        }
-        said
     }
 }
 
@@ -134,6 +127,14 @@ impl Member {
     pub fn state(&self) -> Option<char> {
         let stat = self.is_alive().then(|| fs::read_to_string(format!("/proc/{}/stat", self.pid)).ok())??;
         stat.rsplit_once(')')?.1.trim_start().chars().next()
+    }
+
+    /// The kernel has begun to take it apart, perhaps its descriptors too: PF_EXITING (include/linux/sched.h) of field 9.
+    #[must_use]
+    pub fn is_exiting(&self) -> bool {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid)).unwrap_or_default();
+        let flags = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(6)).and_then(|flags| flags.parse::<u64>().ok());
+        flags.is_some_and(|flags| flags & 4 != 0)
     }
 
     /// It has ended: gone, or a zombie without threads.

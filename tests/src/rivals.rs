@@ -71,7 +71,7 @@ const TOOLS: [Tool; 7] = [
     Tool { name: "NVML list", command: "nvidia-smi --query-compute-apps=pid,used_memory,name --format=csv", places: GPU, pids: first_numbers },
     Tool { name: "gpustat", command: "python3 -m gpustat --no-header -p -u -c", places: GPU, pids: after_slash },
     Tool { name: "nvitop", command: "NO_COLOR=1 COLUMNS=120 python3 -m nvitop --once --ascii --no-unicode 2>&1 || python3 -m nvitop --once --ascii", places: GPU, pids: in_nvitop },
-    Tool { name: "fuser", command: "fuser $DEVICES 2>/dev/null; fuser -v $DEVICES 2>&1", places: ANYWHERE, pids: in_fuser },
+    Tool { name: "fuser", command: "fuser $DEVICES 2>/dev/null; fuser -v $DEVICES 2>&1 | grep -v 'Cannot stat'", places: ANYWHERE, pids: in_fuser },
     Tool { name: "lsof", command: "lsof -w $DEVICES", places: ANYWHERE, pids: second_numbers },
     Tool { name: "ps", command: "ps -eo pid,ppid,stat,wchan:24,comm", places: ANYWHERE, pids: conspicuous },
 ];
@@ -86,7 +86,7 @@ pub fn ask(host: &Host, scenario: &Scenario, play: &Play) -> io::Result<Vec<Riva
         let command = format!("DEVICES=$(ls -d {}); {}", host.devices().display(), tool.command);
         let answer = Command::new("timeout").args(["20", "sh", "-c", &command]).output()?;
         let printed = format!("{}{}", String::from_utf8_lossy(&answer.stdout), String::from_utf8_lossy(&answer.stderr));
-        if printed.contains("not found") || printed.contains("No module named") {
+        if printed.contains("not found") || printed.contains("error while loading") || printed.contains("No module named") {
             continue;
         }
         said.push(judge(tool, &printed, scenario, play, host.place));
@@ -110,7 +110,7 @@ fn judge(tool: &Tool, printed: &str, scenario: &Scenario, play: &Play, place: Pl
         .filter(|name| name != "stage")
         .collect();
     // A dead owner's PID is not a holder's name, but no lie either.
-    let suspects: BTreeSet<String> = named.iter().filter(|name| !(owners.contains(name.as_str()) && !holders.contains(*name))).cloned().collect();
+    let suspects: BTreeSet<String> = named.iter().filter(|name| !owners.contains(name.as_str()) || holders.contains(*name)).cloned().collect();
     let dead = named.iter().any(|name| !suspects.contains(name));
     let names_holders = if holders.is_empty() {
         if suspects.is_empty() { Answer::Nothing } else { Answer::Wrong }

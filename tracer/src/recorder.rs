@@ -4,12 +4,12 @@
 //! * every event goes through [`Recorder::take`], which folds it and writes it: what the file says is what was known;
 //! * a scan of all processes happens when something changed that only a scan can settle, never more often than its
 //!   own cost allows, and the ring is drained between the scan and the comparison;
-//! * NVML is sampled every few milliseconds from a GPU process's exit until its memory is back or nothing moves;
+//! * NVML is sampled soon after a program opened the driver, and every few milliseconds from a GPU process's exit until its memory is back or nothing moves;
 //! * a full disk, a vanished driver or a lost GPU is reported and recording goes on.
 
 mod pace;
 
-use crate::event::{BootNs, Event, ProcessId, What};
+use crate::event::{BootNs, Event, ProcessId, Via, What};
 use crate::source::kernel::{Kernel, KernelError};
 use crate::source::kmsg::Kmsg;
 use crate::source::nvml::{self, Rate, Sampler};
@@ -19,7 +19,7 @@ use crate::world::World;
 use crate::world::signal::is_fatal_by_default;
 use crate::{host, sys};
 use anyhow::Result;
-use pace::{MemoryWatch, ScanPlan};
+use pace::{MemoryWatch, SamplePlan, ScanPlan};
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -48,6 +48,7 @@ pub struct Recorder {
     memory: MemoryWatch,
     fast: bool,
     scan: ScanPlan,
+    sample: SamplePlan,
     wall_offset: i128,
     write_failed: bool,
     scan_failed: bool,
@@ -89,6 +90,7 @@ impl Recorder {
             memory: MemoryWatch::default(),
             fast: false,
             scan: ScanPlan::default(),
+            sample: SamplePlan::default(),
             wall_offset: wall_offset(),
             write_failed: false,
             scan_failed: false,
@@ -121,6 +123,9 @@ impl Recorder {
         }
         let now = sys::boottime_ns();
         self.adapt_sampling(now);
+        if self.sample.take(now) {
+            self.sampler.sample_now();
+        }
         if self.scan.due(now, || self.memory.anybody_watched() || self.world.anything_outlives()) {
             self.scan_now();
         }
@@ -201,6 +206,7 @@ impl Recorder {
                 self.memory.signalled(*to, event.at);
                 self.scan.want(event.at);
             }
+            What::Hold(hold) if hold.via == Some(Via::Opened) => self.sample.opened(event.at),
             What::Zombie { id, .. } => self.left(*id, event.at),
             What::Free { id } | What::ProcessGone { id } => self.left(*id, event.at),
             What::GpuMemory { .. } | What::GpuProcesses { .. } => self.memory.moved(event.at),

@@ -1,6 +1,7 @@
 //! Developer commands: `cargo xtask <command>`.
 #![expect(clippy::print_stdout, reason = "a command line tool")]
 
+mod accuracy;
 mod bench;
 mod bench_loop;
 mod ebpf;
@@ -46,6 +47,14 @@ enum Command {
         /// Only these kernels ("6.1", "6.12").
         kernels: Vec<String>,
     },
+    /// Play every scenario here and in the guests, ask the usual tools too, and write docs/accuracy.md.
+    Accuracy {
+        /// Only these scenarios; the page is not written then.
+        names: Vec<String>,
+        /// Not in the guests.
+        #[arg(long)]
+        here: bool,
+    },
     /// House rules.
     Tidy,
     /// Write man/outlive.1.
@@ -74,6 +83,7 @@ fn dispatch() -> anyhow::Result<()> {
         Command::Setup { vm } => setup::run(vm),
         Command::Test { ci } => test::test(ci),
         Command::Vm { kernels } => vm::vm(&kernels),
+        Command::Accuracy { names, here } => accuracy::accuracy(&names, here),
         Command::Tidy => tidy::tidy(),
         Command::Man => man::man(),
         Command::Bench => bench::bench(),

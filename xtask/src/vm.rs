@@ -22,35 +22,52 @@ const PATIENCE: Duration = Duration::from_secs(900);
 /// The guest's init prints this and a status before it powers off.
 const MARK: &str = "OUTLIVE-VM-RESULT";
 
+/// A guest's kernel.
+pub(crate) struct Kernel {
+    /// "6.1", ...
+    pub(crate) name: &'static str,
+    image: PathBuf,
+    /// Modules that the tests need and the image has not.
+    modules: Vec<PathBuf>,
+}
+
 /// Runs the tests in every guest whose name is in `only` (all when empty).
 ///
 /// # Errors
 /// When a tool is missing, a guest does not boot, or a test fails in it.
 pub(crate) fn vm(only: &[String]) -> Result<()> {
-    for tool in ["qemu-system-x86_64", "busybox", "cpio", "apt-get"] {
-        if output(Command::new("which").arg(tool)).is_err() {
-            bail!("`{tool}` is not installed; run `cargo xtask setup --vm`");
-        }
-    }
-    let folder = workspace().join("target/vm");
-    fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let tests = build()?;
-    let initrd = pack(&folder, &tests)?;
+    let run = tests.iter().map(|test| format!("'{}' --test-threads=1 || status=1\n", test.display())).collect::<String>();
     let mut failed = Vec::new();
-    for (name, pattern) in KERNELS {
-        if !only.is_empty() && !only.iter().any(|o| o == name) {
-            continue;
-        }
-        let image = kernel(&folder, name, pattern)?;
-        match boot(name, &image, &initrd) {
-            Ok(took) => println!("vm {name}: passed in {:.0} s", took.as_secs_f64()),
+    for kernel in kernels(only)? {
+        match boot(&kernel, &tests, &run, PATIENCE, None) {
+            Ok(took) => println!("vm {}: passed in {:.0} s", kernel.name, took.as_secs_f64()),
             Err(error) => {
-                println!("vm {name}: {error:#}");
-                failed.push(name);
+                println!("vm {}: {error:#}", kernel.name);
+                failed.push(kernel.name);
             }
         }
     }
     if failed.is_empty() { Ok(()) } else { bail!("failed on {}", failed.join(", ")) }
+}
+
+/// The kernels whose names are in `only` (all when empty), fetched once.
+///
+/// # Errors
+/// When a tool is missing or a package cannot be had.
+pub(crate) fn kernels(only: &[String]) -> Result<Vec<Kernel>> {
+    for tool in ["qemu-system-x86_64", "busybox", "cpio", "apt-get", "xz"] {
+        if output(Command::new("which").arg(tool)).is_err() {
+            bail!("`{tool}` is not installed; run `cargo xtask setup --vm`");
+        }
+    }
+    fs::create_dir_all(folder()).with_context(|| format!("cannot create {}", folder().display()))?;
+    let wanted = KERNELS.iter().filter(|(name, _)| only.is_empty() || only.iter().any(|o| o == name));
+    wanted.map(|(name, pattern)| kernel(name, pattern)).collect()
+}
+
+fn folder() -> PathBuf {
+    workspace().join("target/vm")
 }
 
 /// Builds what runs in the guest; returns the program and the test executables.
@@ -74,14 +91,16 @@ fn build() -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Packs an initramfs: busybox, the programs, their shared libraries, and an init script.
-fn pack(folder: &Path, tests: &[PathBuf]) -> Result<PathBuf> {
-    let root = folder.join("root");
+/// Packs an initramfs: busybox, the programs, their shared libraries, the modules, and an init script that runs `commands`.
+fn pack(kernel: &Kernel, programs: &[PathBuf], commands: &str) -> Result<PathBuf> {
+    let root = folder().join("root");
     let _ = fs::remove_dir_all(&root);
     let target = workspace().join("target/debug");
-    let mut programs: Vec<PathBuf> = ["outlive", "scenario", "libnvml_double.so"].iter().map(|n| target.join(n)).collect();
-    programs.extend(tests.iter().cloned());
-    for directory in ["bin", "proc", "sys", "dev", "tmp", "run", "etc"] {
+    let mut programs = programs.to_vec();
+    programs.extend(["outlive", "scenario", "libnvml_double.so"].iter().map(|name| target.join(name)));
+    // The real ones: what busybox has under these names prints something else.
+    programs.extend(["/usr/bin/fuser", "/usr/bin/lsof", "/usr/bin/ps"].map(PathBuf::from).into_iter().filter(|tool| tool.exists()));
+    for directory in ["bin", "proc", "sys", "dev", "tmp", "run", "etc", "modules"] {
         fs::create_dir_all(root.join(directory))?;
     }
     fs::write(root.join("etc/passwd"), "root:x:0:0::/:/bin/sh\nnobody:x:65534:65534::/:/bin/sh\n")?;
@@ -93,32 +112,35 @@ fn pack(folder: &Path, tests: &[PathBuf]) -> Result<PathBuf> {
     for library in &libraries {
         copy_into(&root, library)?;
     }
+    for module in &kernel.modules {
+        fs::copy(module, root.join("modules").join(module.file_name().context("a module has a name")?))?;
+    }
     let busybox = output(Command::new("which").arg("busybox"))?;
     fs::copy(busybox.trim(), root.join("bin/busybox")).context("cannot copy busybox")?;
     for applet in output(Command::new("busybox").arg("--list"))?.lines() {
         let _ = std::os::unix::fs::symlink("busybox", root.join("bin").join(applet));
     }
-    fs::write(root.join("init"), init_script(tests))?;
+    fs::write(root.join("init"), format!("{INIT}{commands}echo {MARK} $status\npoweroff -f\n"))?;
     run(Command::new("chmod").arg("+x").arg(root.join("init")))?;
-    let initrd = folder.join("initrd.cpio");
+    let initrd = folder().join("initrd.cpio");
     let script = format!("cd '{}' && find . | cpio --quiet -o -H newc > '{}'", root.display(), initrd.display());
     run(Command::new("sh").arg("-c").arg(script))?;
     Ok(initrd)
 }
 
-fn init_script(tests: &[PathBuf]) -> String {
-    let mut script = String::from(
-        "#!/bin/sh\nexport PATH=/bin HOME=/ OUTLIVE_IN_VM=1\n\
-         mount -t proc proc /proc; mount -t sysfs sys /sys; mount -t devtmpfs dev /dev\n\
-         mkdir -p /tmp /sys/fs/cgroup /dev/pts; mount -t devpts devpts /dev/pts; mount -t cgroup2 cgroup2 /sys/fs/cgroup; ip link set lo up\n\
-         uname -r\nstatus=0\n",
-    );
-    for test in tests {
-        script.push_str(&format!("'{}' --test-threads=1 || status=1\n", test.display()));
-    }
-    script.push_str(&format!("echo {MARK} $status\npoweroff -f\n"));
-    script
-}
+/// What every guest begins with: mounts (control groups in both versions, as hosts in transition have them) and modules.
+const INIT: &str = "#!/bin/sh
+export PATH=/usr/bin:/bin HOME=/ OUTLIVE_IN_VM=1
+mount -t proc proc /proc; mount -t sysfs sys /sys; mount -t devtmpfs dev /dev
+mkdir -p /dev/pts; mount -t devpts devpts /dev/pts; ip link set lo up
+mount -t tmpfs cgroups /sys/fs/cgroup
+mkdir /sys/fs/cgroup/unified /sys/fs/cgroup/pids /sys/fs/cgroup/freezer
+mount -t cgroup2 cgroup2 /sys/fs/cgroup/unified
+for c in pids freezer; do mount -t cgroup -o $c $c /sys/fs/cgroup/$c; done
+for m in /modules/*.ko; do [ -e $m ] && insmod $m; done
+uname -r
+status=0
+";
 
 /// Copies a file to the same absolute path below `root`.
 fn copy_into(root: &Path, file: &Path) -> Result<()> {
@@ -137,36 +159,58 @@ fn shared_libraries(program: &Path) -> Result<Vec<PathBuf>> {
 }
 
 /// The newest kernel image of a series, downloaded and unpacked once.
-fn kernel(folder: &Path, name: &str, pattern: &str) -> Result<PathBuf> {
-    let place = folder.join(format!("vmlinuz-{name}"));
-    if place.exists() {
-        return Ok(place);
+fn kernel(name: &'static str, pattern: &str) -> Result<Kernel> {
+    let (image, modules) = (folder().join(format!("vmlinuz-{name}")), folder().join(format!("modules-{name}")));
+    if !image.exists() || !modules.exists() {
+        fetch(name, pattern, &image, &modules)?;
     }
+    let modules = fs::read_dir(modules)?.filter_map(|entry| entry.ok().map(|entry| entry.path())).collect();
+    Ok(Kernel { name, image, modules })
+}
+
+fn fetch(name: &str, pattern: &str, image: &Path, modules: &Path) -> Result<()> {
     let list = output(Command::new("apt-cache").args(["search", "--names-only", pattern]))?;
     let mut packages: Vec<&str> = list.lines().filter_map(|l| l.split_whitespace().next()).collect();
     packages.sort_by_key(|p| p.split(|c: char| !c.is_ascii_digit()).filter_map(|n| n.parse().ok()).collect::<Vec<u32>>());
     let package = packages.last().with_context(|| format!("apt knows no package {pattern}; run `apt-get update`"))?;
-    let scratch = folder.join(format!("kernel-{name}"));
+    let scratch = folder().join(format!("kernel-{name}"));
     fs::create_dir_all(&scratch)?;
+    fs::create_dir_all(modules)?;
     run(Command::new("apt-get").args(["-qq", "download", package]).current_dir(&scratch))?;
-    let script = format!("dpkg -x {package}_*.deb . && cp boot/vmlinuz-* '{}'", place.display());
+    // Where FUSE is no module, the kernel has it built in.
+    let script = format!(
+        "dpkg -x {package}_*.deb . && cp boot/vmlinuz-* '{}' && find lib -name 'fuse.ko*' -exec cp {{}} '{modules}' ';' && \
+         find '{modules}' -name '*.xz' -exec xz -df {{}} ';'",
+        image.display(),
+        modules = modules.display(),
+    );
     run(Command::new("sh").arg("-c").arg(script).current_dir(&scratch))?;
     fs::remove_dir_all(&scratch)?;
-    Ok(place)
+    Ok(())
 }
 
-/// Boots one guest, shows what it prints, and reads its result line.
-fn boot(name: &str, kernel: &Path, initrd: &Path) -> Result<Duration> {
+/// Boots one guest that runs `commands` (they set `status` when something failed), shows what it prints, and reads its result line.
+/// What the guest writes to /dev/ttyS1 comes into the file `out`.
+///
+/// # Errors
+/// When the guest does not boot, does not finish within `patience`, or something failed in it.
+pub(crate) fn boot(kernel: &Kernel, programs: &[PathBuf], commands: &str, patience: Duration, out: Option<&Path>) -> Result<Duration> {
+    let initrd = pack(kernel, programs, commands)?;
     let began = Instant::now();
-    let log = initrd.with_file_name(format!("console-{name}.log"));
+    let log = initrd.with_file_name(format!("console-{}.log", kernel.name));
     let console = fs::File::create(&log).with_context(|| format!("cannot create {}", log.display()))?;
-    let mut child = Command::new("qemu-system-x86_64")
-        .args(["-accel", "tcg", "-cpu", "max", "-m", "2048", "-smp", "2", "-nographic", "-no-reboot", "-nodefaults"])
-        .args(["-serial", "stdio", "-append", "console=ttyS0 quiet panic=-1 oops=panic rdinit=/init"])
+    let mut qemu = Command::new("qemu-system-x86_64");
+    qemu.args(["-accel", "tcg", "-cpu", "max", "-m", "2048", "-smp", "2", "-nographic", "-no-reboot", "-nodefaults"])
+        .args(["-serial", "stdio"]);
+    if let Some(out) = out {
+        qemu.arg("-serial").arg(format!("file:{}", out.display()));
+    }
+    let mut child = qemu
+        .args(["-append", "console=ttyS0 quiet panic=-1 oops=panic rdinit=/init"])
         .arg("-kernel")
-        .arg(kernel)
+        .arg(&kernel.image)
         .arg("-initrd")
-        .arg(initrd)
+        .arg(&initrd)
         .stdin(std::process::Stdio::null())
         .stdout(console)
         .spawn()
@@ -175,15 +219,15 @@ fn boot(name: &str, kernel: &Path, initrd: &Path) -> Result<Duration> {
         if child.try_wait()?.is_some() {
             break;
         }
-        if began.elapsed() > PATIENCE {
+        if began.elapsed() > patience {
             child.kill()?;
-            bail!("not finished after {} s; see {}", PATIENCE.as_secs(), log.display());
+            bail!("not finished after {} s; see {}", patience.as_secs(), log.display());
         }
         std::thread::sleep(Duration::from_millis(200));
     }
     let text = String::from_utf8_lossy(&fs::read(&log)?).into_owned();
     for line in text.lines().filter(|l| l.starts_with("test ") || l.starts_with("skip") || l.contains("test result")) {
-        println!("  {name}: {line}");
+        println!("  {}: {line}", kernel.name);
     }
     match text.lines().find_map(|l| l.trim().strip_prefix(MARK)).map(str::trim) {
         Some("0") => Ok(began.elapsed()),

@@ -7,8 +7,11 @@ use crate::actor;
 use crate::stage::{OWNED_MIB, Stage, until};
 
 pub(crate) fn play(stage: &mut Stage) -> io::Result<()> {
-    stage.enter("init", "contains", &["owner", "child"])?;
-    stage.meet(&["owner", "child"])?;
+    let contained = stage.enter("init", "contains", &["owner", "child"]).and_then(|_| stage.meet(&["owner", "child"]));
+    if let Err(error) = contained {
+        stage.skip(format!("no container can be made here: {error}"));
+        return Ok(());
+    }
     stage.charge("owner", OWNED_MIB)?;
     stage.signal("owner", libc::SIGKILL)?;
     // Its parent, PID 1 of the container, reaps it.

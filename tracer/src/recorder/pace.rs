@@ -66,6 +66,35 @@ impl ScanPlan {
     }
 }
 
+/// When NVML is asked again after a program opened the driver, lest its memory stay unknown until the next sample at rest: once it has
+/// had time for a first allocation, and once its libraries are loaded.
+const SAMPLE_AFTER_NS: [u64; 2] = [1_000_000_000, 5_000_000_000];
+
+/// Samples that are due because programs began to use the GPU.
+#[derive(Debug, Default)]
+pub(super) struct SamplePlan {
+    /// Ascending; at most one for each delay, so that a storm of programs is sampled no more often than one of them.
+    due: [Option<BootNs>; SAMPLE_AFTER_NS.len()],
+}
+
+impl SamplePlan {
+    /// A program opened the driver.
+    pub(super) fn opened(&mut self, at: BootNs) {
+        for (due, after) in self.due.iter_mut().zip(SAMPLE_AFTER_NS) {
+            due.get_or_insert(at.saturating_add(after));
+        }
+    }
+
+    /// A sample is due; it then no longer is.
+    pub(super) fn take(&mut self, now: BootNs) -> bool {
+        let mut any = false;
+        for due in &mut self.due {
+            any |= due.take_if(|at| *at <= now).is_some();
+        }
+        any
+    }
+}
+
 /// Whose memory is about to come back.
 #[derive(Debug, Default)]
 pub(super) struct MemoryWatch {
@@ -156,6 +185,17 @@ mod tests {
         assert!(at(MS / 3).due(31 * SEC, || false));
         assert!(!at(30 * MS).due(31 * SEC, || false));
         assert!(at(30 * MS).due(61 * SEC, || false));
+    }
+
+    #[test]
+    fn a_program_that_opened_the_driver_is_sampled_soon_and_once_more() {
+        const SECOND: u64 = 1_000_000_000;
+        let mut plan = SamplePlan::default();
+        assert!(!plan.take(10 * SECOND));
+        plan.opened(10 * SECOND);
+        plan.opened(10 * SECOND + 7);
+        let due: Vec<u64> = (0..100).map(|tenth| 10 * SECOND + tenth * SECOND / 10).filter(|now| plan.take(*now)).collect();
+        assert_eq!(due, [11 * SECOND, 15 * SECOND]);
     }
 
     #[test]

@@ -1,0 +1,68 @@
+//! `cargo xtask accuracy`: plays every scenario here and in the guests, and writes docs/accuracy.md.
+//!
+//! Always true: what a GPU host said comes from docs/accuracy/h200.jsonl, which tests/gpu/accuracy.sh wrote there; every other cell
+//! was seen in this run.
+
+use crate::run::{output, run, workspace};
+use anyhow::{Context as _, Result, bail};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+/// A guest under software emulation takes this long at most.
+const PATIENCE: Duration = Duration::from_secs(2_400);
+
+/// Plays the scenarios in `only` (all when empty; then the page is written too).
+///
+/// # Errors
+/// When something cannot be built or played, or when outlive is wrong about a scenario.
+pub(crate) fn accuracy(only: &[String], here_only: bool) -> Result<()> {
+    run(Command::new("cargo").args(["build", "--workspace", "--bins", "--lib"]).current_dir(workspace()))?;
+    let program = workspace().join("target/debug/accuracy");
+    let folder = workspace().join("target/accuracy");
+    fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    let mut files = vec![folder.join("host.jsonl")];
+    let mut wrong = Vec::new();
+    println!("this host:");
+    let mut here = Command::new(&program);
+    here.args(["play", "--rivals", "--out"]).arg(&files[0]).args(only);
+    if run(&mut here).is_err() {
+        wrong.push("this host".to_owned());
+    }
+    if !here_only {
+        for kernel in crate::vm::kernels(&[])? {
+            let out = folder.join(format!("guest-{}.jsonl", kernel.name));
+            println!("guest {} (software emulation, some minutes):", kernel.name);
+            if let Err(error) = in_guest(&kernel, &program, only, &out) {
+                println!("guest {}: {error:#}", kernel.name);
+                wrong.push(format!("guest {}", kernel.name));
+            }
+            files.push(out);
+        }
+        files.push(workspace().join("docs/accuracy/h200.jsonl"));
+        if only.is_empty() {
+            write_page(&program, &files)?;
+        }
+    }
+    if wrong.is_empty() { Ok(()) } else { bail!("outlive is wrong about a scenario: {}; see above", wrong.join(", ")) }
+}
+
+fn in_guest(kernel: &crate::vm::Kernel, program: &Path, only: &[String], out: &Path) -> Result<()> {
+    let play = format!("stty -F /dev/ttyS1 raw; '{}' play --rivals --out /dev/ttyS1 {} || status=1\n", program.display(), only.join(" "));
+    let programs = [program.to_owned()];
+    let result = crate::vm::boot(kernel, &programs, &play, PATIENCE, Some(out));
+    let log = fs::read_to_string(workspace().join(format!("target/vm/console-{}.log", kernel.name))).unwrap_or_default();
+    // The boot's own messages end with the kernel's release.
+    log.lines().filter(|line| line.contains(" s  ") || line.starts_with("    ")).for_each(|line| println!("{line}"));
+    result.map(drop)
+}
+
+fn write_page(program: &Path, files: &[PathBuf]) -> Result<()> {
+    let files = files.iter().filter(|file| file.exists());
+    let page = output(Command::new(program).arg("table").args(files))?;
+    let place = workspace().join("docs/accuracy.md");
+    fs::write(&place, page).with_context(|| format!("cannot write {}", place.display()))?;
+    println!("wrote {}", place.display());
+    Ok(())
+}
