@@ -3,6 +3,7 @@
 
 mod bench;
 mod bench_loop;
+mod driver;
 mod ebpf;
 mod floor;
 mod man;
@@ -46,6 +47,8 @@ enum Command {
         /// Only these kernels ("6.1", "6.12").
         kernels: Vec<String>,
     },
+    /// Build the stand-in for NVIDIA's driver for the guests' kernels.
+    Driver,
     /// House rules.
     Tidy,
     /// Write man/outlive.1.
@@ -74,6 +77,7 @@ fn dispatch() -> anyhow::Result<()> {
         Command::Setup { vm } => setup::run(vm),
         Command::Test { ci } => test::test(ci),
         Command::Vm { kernels } => vm::vm(&kernels),
+        Command::Driver => driver::driver(),
         Command::Tidy => tidy::tidy(),
         Command::Man => man::man(),
         Command::Bench => bench::bench(),

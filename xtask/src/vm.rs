@@ -13,10 +13,10 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 /// Kernels to boot: a name, and the pattern of Debian's package.
-const KERNELS: [(&str, &str); 2] =
+pub(crate) const KERNELS: [(&str, &str); 2] =
     [("6.1", r"^linux-image-6\.1\..*-cloud-amd64$"), ("6.12", r"^linux-image-6\.12\..*\+deb12-cloud-amd64$")];
 /// Tests that run in the guest.
-const TESTS: [&str; 1] = ["kernel"];
+const TESTS: [&str; 2] = ["driver", "kernel"];
 /// A guest that has not finished by then is killed.
 const PATIENCE: Duration = Duration::from_secs(900);
 /// The guest's init prints this and a status before it powers off.
@@ -32,8 +32,7 @@ pub(crate) fn vm(only: &[String]) -> Result<()> {
             bail!("`{tool}` is not installed; run `cargo xtask setup --vm`");
         }
     }
-    let folder = workspace().join("target/vm");
-    fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    let folder = folder()?;
     let tests = build()?;
     let initrd = pack(&folder, &tests)?;
     let mut failed = Vec::new();
@@ -51,6 +50,13 @@ pub(crate) fn vm(only: &[String]) -> Result<()> {
         }
     }
     if failed.is_empty() { Ok(()) } else { bail!("failed on {}", failed.join(", ")) }
+}
+
+/// Where everything about guests is kept.
+pub(crate) fn folder() -> Result<PathBuf> {
+    let folder = workspace().join("target/vm");
+    fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    Ok(folder)
 }
 
 /// Builds what runs in the guest; returns the program and the test executables.
@@ -98,6 +104,7 @@ fn pack(folder: &Path, tests: &[PathBuf]) -> Result<PathBuf> {
     for applet in output(Command::new("busybox").arg("--list"))?.lines() {
         let _ = std::os::unix::fs::symlink("busybox", root.join("bin").join(applet));
     }
+    crate::driver::put_into(&root, folder)?;
     fs::write(root.join("init"), init_script(tests))?;
     run(Command::new("chmod").arg("+x").arg(root.join("init")))?;
     let initrd = folder.join("initrd.cpio");
@@ -114,7 +121,10 @@ fn init_script(tests: &[PathBuf]) -> String {
          uname -r\nstatus=0\n",
     );
     for test in tests {
-        script.push_str(&format!("'{}' --test-threads=1 || status=1\n", test.display()));
+        let line = format!("'{}' --test-threads=1 || status=1\n", test.display());
+        // The stand-in for the driver is loaded only for the tests of it.
+        let is_driver = test.file_name().is_some_and(|name| name.to_string_lossy().starts_with("driver-"));
+        script.push_str(&if is_driver { format!("{}{line}{}", crate::driver::LOAD, crate::driver::UNLOAD) } else { line });
     }
     script.push_str(&format!("echo {MARK} $status\npoweroff -f\n"));
     script
@@ -137,7 +147,7 @@ fn shared_libraries(program: &Path) -> Result<Vec<PathBuf>> {
 }
 
 /// The newest kernel image of a series, downloaded and unpacked once.
-fn kernel(folder: &Path, name: &str, pattern: &str) -> Result<PathBuf> {
+pub(crate) fn kernel(folder: &Path, name: &str, pattern: &str) -> Result<PathBuf> {
     let place = folder.join(format!("vmlinuz-{name}"));
     if place.exists() {
         return Ok(place);
