@@ -13,8 +13,6 @@
 #include <linux/proc_fs.h>
 #include <linux/seq_file.h>
 
-#define TOTAL (143771ull << 20)
-#define RESERVED (615ull << 20)
 #define NAME "NVIDIA H200 (stand-in)"
 
 static struct proc_dir_entry *folder;

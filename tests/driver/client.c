@@ -84,8 +84,8 @@ void client_free(struct client *client)
 	client_end(client, false);
 }
 
-/* Any client counts, even one without memory: its release is work for the driver. */
-bool clients_own_memory(struct nv_file *owner)
+/* Even one without memory is work for the driver at a release. */
+bool has_clients(struct nv_file *owner)
 {
 	struct client *client;
 	bool found = false;

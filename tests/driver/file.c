@@ -121,7 +121,7 @@ int nvidia_close(struct inode *inode, struct file *filp)
 		kthread_queue_work(nv_queue, &file->work);
 		return 0;
 	}
-	if (file->handle_count || clients_own_memory(file)) {
+	if (file->handle_count || has_clients(file)) {
 		sleep_while(release_sleep);
 		nv_spin_loop(&knobs.release_spin);
 	}

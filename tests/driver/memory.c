@@ -10,20 +10,12 @@
 #include <linux/module.h>
 #include <linux/slab.h>
 
-/* An H200, and the driver's reserve on it. */
-#define TOTAL (143771ull << 20)
-#define RESERVED (615ull << 20)
 /* A slow release lets the memory fall in this many steps. */
 #define STEPS 8
 
 DEFINE_MUTEX(rm_lock);
 LIST_HEAD(memories);
 static u64 lost[GPUS_MAX];
-
-u64 memory_lost(u32 gpu)
-{
-	return lost[gpu];
-}
 
 u64 memory_used(u32 gpu)
 {

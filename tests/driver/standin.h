@@ -29,6 +29,9 @@ static inline void vm_flags_set(struct vm_area_struct *vma, unsigned long flags)
 #endif
 
 #define GPUS_MAX 8
+/* An H200, and the driver's reserve on it. */
+#define TOTAL (143771ull << 20)
+#define RESERVED (615ull << 20)
 #define NO_GPU (~0u)
 #define MINOR_CONTROL 255
 
@@ -66,7 +69,6 @@ struct ref {
 extern struct mutex rm_lock;
 extern struct list_head memories;
 u64 memory_used(u32 gpu);
-u64 memory_lost(u32 gpu);
 void memory_find_lost(void);
 struct ref *ref_to_new(struct client *client, u32 gpu, u64 bytes);
 struct ref *ref_to_same(struct client *client, struct memory *memory);
@@ -98,7 +100,7 @@ u32 client_make(struct nv_file *owner, u32 handle, struct client **client);
 struct client *client_any(u32 handle);
 struct client *client_of(struct nv_file *file, u32 handle);
 void client_free(struct client *client);
-bool clients_own_memory(struct nv_file *owner);
+bool has_clients(struct nv_file *owner);
 void clients_release(struct nv_file *owner);
 struct object *object_find(struct client *client, u32 handle);
 u32 object_gpu(struct client *client, u32 handle);
