@@ -107,10 +107,12 @@ static int show_books(struct seq_file *out, void *unused)
 	return 0;
 }
 
-static int show_information(struct seq_file *out, void *gpu)
+static int show_information(struct seq_file *out, void *unused)
 {
-	seq_printf(out, "Model: \t\t " NAME "\nGPU UUID: \t GPU-57a4d170-0000-0000-0000-%012lx\nBus Location: \t %s\nDevice Minor: \t %lu\n",
-		   (unsigned long)out->private, gpu_pci((unsigned long)out->private), (unsigned long)out->private);
+	unsigned long number = (unsigned long)out->private;
+
+	seq_printf(out, "Model: \t\t " NAME "\nGPU UUID: \t GPU-57a4d170-0000-0000-0000-%012lx\n", number);
+	seq_printf(out, "Bus Location: \t %s\nDevice Minor: \t %lu\n", gpu_pci(number), number);
 	return 0;
 }
 

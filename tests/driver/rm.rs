@@ -1,7 +1,8 @@
 //! A user of NVIDIA's driver: makes the requests that libcuda makes to get, share and give back memory, with the real layouts.
 //!
-//! Always true: offsets and numbers are those of tracer-ebpf/src/abi.rs (branch 580); a request that the driver does not grant is an
-//! error that says its status; descriptors are plain numbers that nothing closes by itself, because who keeps which is what is tested.
+//! Always true: offsets and numbers are those of tracer-ebpf/src/abi.rs (branch 580); a request that the driver does not grant
+//! is an error that says its status; descriptors are plain numbers that nothing closes by itself, because who keeps which is
+//! what is tested.
 
 #![expect(unsafe_code, reason = "ioctl has no safe form")]
 

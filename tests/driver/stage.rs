@@ -39,8 +39,8 @@ impl Stage {
     /// None, and a line that says so, where the stand-in is not loaded.
     pub(crate) fn take(test: &str) -> Option<Stage> {
         if !Path::new(BOOKS).exists() {
-            let why = format!("SKIPPED {test}: the stand-in for the driver is not loaded here; `cargo xtask vm` runs this in its guests\n");
-            io::stderr().write_all(why.as_bytes()).unwrap();
+            let why = "the stand-in for the driver is not loaded here; `cargo xtask vm` runs this in its guests";
+            io::stderr().write_all(format!("SKIPPED {test}: {why}\n").as_bytes()).unwrap();
             return None;
         }
         let turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
@@ -116,8 +116,8 @@ pub(crate) struct Line(UnixStream);
 impl Line {
     /// Says that all is ready, with numbers that the starter needs.
     pub(crate) fn say(&mut self, numbers: &[u32]) -> io::Result<()> {
-        let words: Vec<u8> = std::iter::once(numbers.len() as u32).chain(numbers.iter().copied()).flat_map(u32::to_ne_bytes).collect();
-        self.0.write_all(&words)
+        let words = std::iter::once(numbers.len() as u32).chain(numbers.iter().copied());
+        self.0.write_all(&words.flat_map(u32::to_ne_bytes).collect::<Vec<u8>>())
     }
     /// Waits for [`Process::go`].
     pub(crate) fn wait(&mut self) -> io::Result<()> {
@@ -176,8 +176,8 @@ pub(crate) fn send_fd(socket: &UnixStream, fd: RawFd) -> io::Result<()> {
     let mut byte = [1_u8];
     let mut data = libc::iovec { iov_base: byte.as_mut_ptr().cast(), iov_len: 1 };
     let mut control = [0_u64; 4];
-    // SAFETY: msghdr and cmsghdr are plain data; `control` is aligned and has room for one header and one descriptor; the kernel reads
-    // no more than the stated lengths.
+    // SAFETY: msghdr and cmsghdr are plain data; `control` is aligned and has room for one header and one descriptor; the
+    // kernel reads no more than the stated lengths.
     unsafe {
         let mut message: libc::msghdr = std::mem::zeroed();
         message.msg_iov = &raw mut data;
@@ -257,6 +257,8 @@ pub(crate) fn json() -> Value {
 /// The books as they are now.
 pub(crate) fn books() -> Books {
     let gpu = &json()["gpus"][0];
-    let listed = gpu["processes"].as_array().unwrap().iter().map(|p| (p["pid"].as_u64().unwrap(), p["bytes"].as_u64().unwrap() / MIB));
-    Books { used: gpu["used"].as_u64().unwrap() / MIB, listed: listed.collect() }
+    let number = |value: &Value| value.as_u64().unwrap();
+    let processes = gpu["processes"].as_array().unwrap().iter();
+    let listed = processes.map(|process| (number(&process["pid"]), number(&process["bytes"]) / MIB)).collect();
+    Books { used: number(&gpu["used"]) / MIB, listed }
 }

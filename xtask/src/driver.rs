@@ -125,7 +125,8 @@ fn headers(folder: &Path, release: &str, image: &Path) -> Result<PathBuf> {
     fs::create_dir_all(&place)?;
     let package = format!("linux-headers-{release}");
     let depends = output(Command::new("apt-cache").args(["depends", &package])).with_context(|| {
-        format!("apt knows no package {package}: run `apt-get update`; if it is gone, delete {} to get a newer kernel", image.display())
+        let old = image.display();
+        format!("apt knows no package {package}: run `apt-get update`; if it is gone, delete {old} to get a newer kernel")
     })?;
     let needed = depends.split_whitespace().filter(|word| word.starts_with("linux-kbuild-") || word.ends_with("-common"));
     for package in std::iter::once(package.as_str()).chain(needed) {
