@@ -4,6 +4,7 @@
 mod accuracy;
 mod bench;
 mod bench_loop;
+mod driver;
 mod ebpf;
 mod floor;
 mod man;
@@ -55,6 +56,8 @@ enum Command {
         #[arg(long)]
         here: bool,
     },
+    /// Build the stand-in for NVIDIA's driver for the guests' kernels.
+    Driver,
     /// House rules.
     Tidy,
     /// Write man/outlive.1.
@@ -84,6 +87,7 @@ fn dispatch() -> anyhow::Result<()> {
         Command::Test { ci } => test::test(ci),
         Command::Vm { kernels } => vm::vm(&kernels),
         Command::Accuracy { names, here } => accuracy::accuracy(&names, here),
+        Command::Driver => driver::driver(),
         Command::Tidy => tidy::tidy(),
         Command::Man => man::man(),
         Command::Bench => bench::bench(),

@@ -19,8 +19,8 @@ const PACKAGES: &[&str] = &[
 ];
 const LLVM: &str = "/usr/lib/llvm-22";
 
-/// What `cargo xtask vm` needs.
-const VM_PACKAGES: &[&str] = &["qemu-system-x86", "busybox-static", "cpio"];
+/// What `cargo xtask vm` and `driver` need; the kernels' headers want this very compiler, and their tools libelf.
+const VM_PACKAGES: &[&str] = &["qemu-system-x86", "busybox-static", "cpio", "make", "gcc-12", "libelf1"];
 
 /// Installs what is missing; with `vm`, also for `cargo xtask vm`.
 pub(crate) fn run(vm: bool) -> Result<()> {

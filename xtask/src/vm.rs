@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 const KERNELS: [(&str, &str); 2] =
     [("6.1", r"^linux-image-6\.1\..*-cloud-amd64$"), ("6.12", r"^linux-image-6\.12\..*\+deb12-cloud-amd64$")];
 /// Tests that run in the guest.
-const TESTS: [&str; 1] = ["kernel"];
+const TESTS: [&str; 2] = ["driver", "kernel"];
 /// A guest that has not finished by then is killed.
 const PATIENCE: Duration = Duration::from_secs(900);
 /// The guest's init prints this and a status before it powers off.
@@ -26,7 +26,7 @@ const MARK: &str = "OUTLIVE-VM-RESULT";
 pub(crate) struct Kernel {
     /// "6.1", ...
     pub(crate) name: &'static str,
-    image: PathBuf,
+    pub(crate) image: PathBuf,
     /// Modules that the tests need and the image has not.
     modules: Vec<PathBuf>,
 }
@@ -37,7 +37,7 @@ pub(crate) struct Kernel {
 /// When a tool is missing, a guest does not boot, or a test fails in it.
 pub(crate) fn vm(only: &[String]) -> Result<()> {
     let tests = build()?;
-    let run = tests.iter().map(|test| format!("'{}' --test-threads=1 || status=1\n", test.display())).collect::<String>();
+    let run = tests.iter().map(|test| guest_line(test)).collect::<String>();
     let mut failed = Vec::new();
     for kernel in kernels(only)? {
         match boot(&kernel, &tests, &run, PATIENCE, None) {
@@ -66,7 +66,15 @@ pub(crate) fn kernels(only: &[String]) -> Result<Vec<Kernel>> {
     wanted.map(|(name, pattern)| kernel(name, pattern)).collect()
 }
 
-fn folder() -> PathBuf {
+/// Runs a test executable; the stand-in for the driver is loaded only for the tests of it.
+fn guest_line(test: &Path) -> String {
+    let line = format!("'{}' --test-threads=1 || status=1\n", test.display());
+    let is_driver = test.file_name().is_some_and(|name| name.to_string_lossy().starts_with("driver-"));
+    if is_driver { format!("{}{line}{}", crate::driver::LOAD, crate::driver::UNLOAD) } else { line }
+}
+
+/// Where everything about guests is kept.
+pub(crate) fn folder() -> PathBuf {
     workspace().join("target/vm")
 }
 
@@ -112,6 +120,7 @@ fn pack(kernel: &Kernel, programs: &[PathBuf], commands: &str) -> Result<PathBuf
     for library in &libraries {
         copy_into(&root, library)?;
     }
+    crate::driver::put_into(&root, kernel)?;
     for module in &kernel.modules {
         fs::copy(module, root.join("modules").join(module.file_name().context("a module has a name")?))?;
     }

@@ -2,7 +2,8 @@
 //!
 //! It exports the few functions that outlive uses, under NVML's names and ABI (nvml.h), and reads its answers from the
 //! file named by the environment variable `OUTLIVE_NVML_DOUBLE`, again whenever the file changes (replace it by a
-//! rename, or a half-written file is read, which answers "unknown error"):
+//! rename, or a half-written file is read, which answers "unknown error"; a file without a length, as in /proc, is read
+//! at every call):
 //!
 //! ```json
 //! {
@@ -115,6 +116,7 @@ fn answers() -> Result<Answers, c_int> {
     let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some((at, answers)) = &*last
         && *at == stamp
+        && stamp.2 != 0
     {
         return Ok(answers.clone());
     }
