@@ -29,9 +29,10 @@ enum Command {
     Play {
         /// Which; all when left out.
         names: Vec<String>,
-        /// Where NVIDIA's driver is real.
-        #[arg(long)]
-        gpu: bool,
+        /// What takes the place of NVIDIA's driver: with "driver", the modules of tests/driver where the scenario can be played with
+        /// them; with "gpu", nothing.
+        #[arg(long, default_value = "stand-in")]
+        with: String,
         /// Asks the usual tools too.
         #[arg(long)]
         rivals: bool,
@@ -44,7 +45,7 @@ enum Command {
     One {
         name: String,
         #[arg(long)]
-        gpu: bool,
+        with: String,
         #[arg(long)]
         rivals: bool,
     },
@@ -69,16 +70,16 @@ fn main() -> ExitCode {
 
 fn run(cli: Cli) -> io::Result<bool> {
     match cli.command {
-        Command::Play { names, gpu, rivals, out } => {
-            let place = place(gpu);
+        Command::Play { names, with, rivals, out } => {
             let mut out = out.map(fs::File::create).transpose()?;
             let scenarios = scenario::all()?;
             if let Some(unknown) = names.iter().find(|name| !scenarios.iter().any(|scenario| scenario.name == **name)) {
                 return Err(io::Error::other(format!("no scenario {unknown:?}: see tests/scenarios")));
             }
             let mut good = true;
-            for scenario in scenarios.iter().filter(|s| s.places.contains(&place) && (names.is_empty() || names.contains(&s.name))) {
-                let outcome = in_a_process(scenario, gpu, rivals).unwrap_or_else(|error| {
+            for scenario in scenarios.iter().filter(|scenario| names.is_empty() || names.contains(&scenario.name)) {
+                let Some(place) = place(scenario, &with)? else { continue };
+                let outcome = in_a_process(scenario, &with, rivals).unwrap_or_else(|error| {
                     let mut failed = Outcome::new(scenario, place);
                     failed.wrong.push(format!("could not be played: {error}"));
                     failed
@@ -91,10 +92,11 @@ fn run(cli: Cli) -> io::Result<bool> {
             }
             Ok(good)
         }
-        Command::One { name, gpu, rivals } => {
+        Command::One { name, with, rivals } => {
             let scenarios = scenario::all()?;
             let scenario = scenarios.iter().find(|scenario| scenario.name == name).ok_or_else(|| io::Error::other("no such scenario"))?;
-            let outcome = check(scenario, place(gpu), Also { rivals })?;
+            let place = place(scenario, &with)?.ok_or_else(|| io::Error::other("cannot be played with that"))?;
+            let outcome = check(scenario, place, Also { rivals })?;
             writeln!(io::stdout(), "{}", serde_json::to_string(&outcome)?)?;
             Ok(true)
         }
@@ -112,17 +114,21 @@ fn run(cli: Cli) -> io::Result<bool> {
     }
 }
 
-fn place(gpu: bool) -> Place {
-    if gpu { Place::Gpu } else { Place::StandIn }
+/// Where a scenario is played; none: it cannot be.
+fn place(scenario: &Scenario, with: &str) -> io::Result<Option<Place>> {
+    let wanted: &[Place] = match with {
+        "stand-in" => &[Place::StandIn],
+        "driver" => &[Place::Driver, Place::StandIn],
+        "gpu" => &[Place::Gpu],
+        _ => return Err(io::Error::other(format!("--with {with}: not one of stand-in, driver, gpu"))),
+    };
+    Ok(wanted.iter().copied().find(|place| scenario.places.contains(place)))
 }
 
 /// Plays one scenario in a process of its own; when that is killed, its pipes end and with them everything that it started.
-fn in_a_process(scenario: &Scenario, gpu: bool, rivals: bool) -> io::Result<Outcome> {
+fn in_a_process(scenario: &Scenario, with: &str, rivals: bool) -> io::Result<Outcome> {
     let mut command = process::Command::new(std::env::current_exe()?);
-    command.args(["one", &scenario.name]);
-    if gpu {
-        command.arg("--gpu");
-    }
+    command.args(["one", &scenario.name, "--with", with]);
     if rivals {
         command.arg("--rivals");
     }

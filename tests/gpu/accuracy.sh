@@ -15,4 +15,4 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 nvcc -O1 -o "$work/scenarios" "$here/scenarios.cu" "$here/sharing.cu" "$here/kinds.cu" -lcuda -lpthread
 cp "$here"/*.py "$work"
-OUTLIVE_CUDA_PROGRAMS=$work "$programs/accuracy" play --gpu --rivals --out "$out/h200.jsonl" "$@"
+OUTLIVE_CUDA_PROGRAMS=$work "$programs/accuracy" play --with gpu --rivals --out "$out/h200.jsonl" "$@"

@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 
 use serde_json::json;
 
-use crate::cuda;
 use crate::devices::{self, Device};
+use crate::gpu::Gpu;
 use crate::sys::{self, Side};
 
 /// What libcuda opens for one context: measured on an H200, driver 580.
@@ -25,9 +25,6 @@ struct Held {
     device: Option<Device>,
     fd: RawFd,
 }
-
-/// What an owner allocates on a real GPU, beside its context.
-const ALLOCATED_MIB: u64 = 2_048;
 
 /// One process on the stage.
 pub(crate) struct Actor {
@@ -65,14 +62,13 @@ impl Actor {
 
     /// A device node.
     pub(crate) fn node(&self, device: Device) -> PathBuf {
-        if cuda::is_wanted() { Path::new("/dev").join(device.name()) } else { device.path(&self.dir) }
+        if Gpu::of_play() == Gpu::StandIn { device.path(&self.dir) } else { Path::new("/dev").join(device.name()) }
     }
 
-    /// Uses the GPU: a real one through CUDA, or else opens what a CUDA context opens. All close-on-exec.
+    /// Uses the GPU through its driver, or opens what a CUDA context opens where there is none. All close-on-exec.
     pub(crate) fn open_gpu(&mut self) -> io::Result<()> {
-        if cuda::is_wanted() {
-            let before = devices::open_here()?;
-            cuda::allocate(ALLOCATED_MIB)?;
+        let before = devices::open_here()?;
+        if Gpu::of_play().allocate()? {
             let opened = devices::open_here()?.into_iter().filter(|file| !before.contains(file));
             let owner = &self.name;
             self.held.extend(opened.map(|(fd, device)| Held { owner: owner.clone(), device: Some(device), fd }));
@@ -194,6 +190,13 @@ fn own_pid() -> io::Result<u32> {
 pub(crate) fn state(pid: u32) -> Option<char> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     stat.rsplit_once(')')?.1.trim_start().chars().next()
+}
+
+/// The kernel has begun to take it apart: PF_EXITING (include/linux/sched.h) of field 9.
+pub(crate) fn is_exiting(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let flags = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(6)).and_then(|flags| flags.parse::<u64>().ok());
+    flags.is_some_and(|flags| flags & 4 != 0)
 }
 
 /// Blocks until standard input ends: the stage or the test is gone.

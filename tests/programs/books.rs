@@ -1,7 +1,7 @@
-//! What NVML must answer while a part is played: kept in a file for the NVML double, or read from a real GPU.
+//! What NVML must answer while a part is played: kept in a file for the NVML double, or read from a driver.
 //!
 //! Always true: the file is replaced in one step, so a reader sees a whole state; `used` is the sum of all charges.
-//! On a real GPU the figures are those of nvidia-smi, never of outlive, while the owner lives. As on a real driver, a charge is listed under the PID that created it until it is freed, dead or not; memory that
+//! A driver's figures are its own (nvidia-smi's, or the books of its stand-in), never outlive's, while the owner lives. As on a real driver, a charge is listed under the PID that created it until it is freed, dead or not; memory that
 //! is held through /dev/nvidia-uvm or an exported handle alone is counted and listed under nobody.
 
 use std::fs;
@@ -10,7 +10,7 @@ use std::path::PathBuf;
 
 use serde_json::{Value, json};
 
-use crate::cuda;
+use crate::gpu::Gpu;
 
 const MIB: u64 = 1 << 20;
 /// An H200, and the driver's reserve on it.
@@ -40,7 +40,7 @@ impl Books {
 
     /// `owner` (process `pid`) allocates.
     pub(crate) fn charge(&mut self, owner: &str, pid: u32, mib: u64) -> io::Result<()> {
-        let mib = if cuda::is_wanted() { real::charged(pid)? } else { mib };
+        let mib = if Gpu::of_play() == Gpu::StandIn { mib } else { real::charged(pid)? };
         self.charges.push(Charge { owner: owner.to_owned(), pid, bytes: mib * MIB, listed: true });
         self.write()
     }
@@ -55,7 +55,7 @@ impl Books {
 
     /// All that `owner` had is free again.
     pub(crate) fn free(&mut self, owner: &str) -> io::Result<()> {
-        if cuda::is_wanted() {
+        if Gpu::of_play() != Gpu::StandIn {
             self.charges.iter().filter(|charge| charge.owner == owner).try_for_each(|charge| real::until_free(charge.pid))?;
         }
         self.charges.retain(|charge| charge.owner != owner);
@@ -104,12 +104,23 @@ mod real {
     use std::io;
     use std::process::Command;
 
+    use crate::gpu::Gpu;
     use crate::stage::until;
+
+    /// Books of the stand-in for the driver: tests/driver/README.md.
+    const BOOKS: &str = "/proc/driver/nvidia-standin";
+
+    fn in_the_stand_ins_books() -> io::Result<Vec<(u32, u64)>> {
+        let books: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(BOOKS)?)?;
+        let lines = books["gpus"].as_array().into_iter().flatten().flat_map(|gpu| gpu["processes"].as_array().into_iter().flatten());
+        let fields = |line: &serde_json::Value| Some((u32::try_from(line["pid"].as_u64()?).ok()?, line["bytes"].as_u64()? >> 20));
+        Ok(lines.filter_map(fields).collect())
+    }
 
     /// MiB that NVML charges to a process.
     pub(super) fn charged(pid: u32) -> io::Result<u64> {
         let mut charged = None;
-        until("nvidia-smi to list the owner", || {
+        until("the driver to list the owner", || {
             charged = listed()?.into_iter().find(|(listed, _)| *listed == pid);
             Ok(charged.is_some())
         })?;
@@ -122,6 +133,9 @@ mod real {
     }
 
     fn listed() -> io::Result<Vec<(u32, u64)>> {
+        if Gpu::of_play() == Gpu::Driver {
+            return in_the_stand_ins_books();
+        }
         let query = ["--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"];
         let answer = Command::new("nvidia-smi").args(query).output()?;
         if !answer.status.success() {

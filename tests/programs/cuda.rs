@@ -1,20 +1,12 @@
 //! A real GPU: memory through NVIDIA's driver API, which is loaded at run time.
 //!
-//! Always true: only used where the harness asks for it (`OUTLIVE_REAL_GPU`); no setting of the GPU is changed; what was
+//! Always true: only used where the harness asks for it; no setting of the GPU is changed; what was
 //! allocated stays until the process ends.
 
 #![expect(unsafe_code, reason = "the driver API is a C library, loaded at run time")]
 
 use std::ffi::{CStr, c_int, c_uchar, c_uint, c_void};
 use std::io;
-
-/// Set: NVIDIA's driver takes the place of its stand-in.
-const WANTED: &str = "OUTLIVE_REAL_GPU";
-
-/// Whether the play is for a real GPU.
-pub(crate) fn is_wanted() -> bool {
-    std::env::var_os(WANTED).is_some()
-}
 
 type Status = c_int;
 

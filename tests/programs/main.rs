@@ -19,7 +19,11 @@ mod cgroup;
 mod cuda;
 mod devices;
 mod fuse;
+mod gpu;
 mod programs;
+#[path = "../driver/rm.rs"]
+#[expect(dead_code, reason = "tests/driver.rs makes more requests")]
+mod rm;
 mod roles;
 mod stage;
 mod sys;
@@ -80,7 +84,7 @@ fn play(part: &str, dir: &Path, nvml: Option<PathBuf>) -> io::Result<()> {
     let Some((_, direct)) = plays::PLAYS.iter().find(|(name, _)| *name == part) else {
         return Err(io::Error::other(format!("no part {part:?}: see `scenario list`")));
     };
-    if !cuda::is_wanted() {
+    if gpu::Gpu::of_play() == gpu::Gpu::StandIn {
         devices::make(dir)?;
     }
     let mut stage = Stage::new(part, dir, nvml)?;

@@ -39,6 +39,8 @@ pub(crate) const ROLES: &[(&str, Role)] = &[
     ("registers", passed::registers),
     ("leader-exits", living::leader_exits),
     ("thread-owns", living::thread_owns),
+    ("asks-driver", living::asks_driver),
+    ("thread-asks-driver", living::thread_asks_driver),
     ("launches", living::launches),
     ("handles-term", living::handles_term),
     ("ignores-term", living::ignores_term),

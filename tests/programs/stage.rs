@@ -19,6 +19,7 @@ use serde_json::{Value, json};
 use crate::actor::{self, say, start_ticks};
 use crate::books::Books;
 use crate::cgroup::Cgroup;
+use crate::gpu;
 use crate::sys;
 
 /// How long any one step may take, on a loaded machine.
@@ -211,6 +212,13 @@ impl Stage {
     pub(crate) fn charge(&mut self, name: &str, mib: u64) -> io::Result<()> {
         let pid = self.pid(name)?;
         self.books.charge(name, pid, mib)
+    }
+
+    /// Sets a knob of the stand-in for the driver; cleared at the end, before anybody is killed.
+    pub(crate) fn knob(&mut self, name: &'static str, value: &str) -> io::Result<()> {
+        gpu::knob(name, value)?;
+        self.at_end(move || gpu::knob(name, "0"));
+        Ok(())
     }
 
     /// Sends a signal.

@@ -17,8 +17,10 @@ use crate::scenario::Place;
 
 const CORE_PATTERN: &str = "/proc/sys/kernel/core_pattern";
 
-/// Set for `scenario`: it uses the real GPU.
-const REAL_GPU: &str = "OUTLIVE_REAL_GPU";
+/// Tells `scenario` what takes the driver's place: tests/programs/gpu.rs.
+const WHICH: &str = "OUTLIVE_GPU";
+/// Books of the stand-in for the driver.
+const BOOKS: &str = "/proc/driver/nvidia-standin";
 
 /// A machine, ours for one scenario.
 pub struct Host {
@@ -94,16 +96,18 @@ impl Host {
     /// Which files are NVIDIA's: a pattern.
     #[must_use]
     pub fn devices(&self) -> PathBuf {
-        if self.place == Place::Gpu { PathBuf::from("/dev/nvidia*") } else { self.stage().join("nvidia*") }
+        if self.place == Place::StandIn { self.stage().join("nvidia*") } else { PathBuf::from("/dev/nvidia*") }
     }
 
     /// A command for one of the workspace's programs.
     #[must_use]
     pub fn program(&self, name: &str) -> Command {
         let mut command = Command::new(self.programs.join(name));
-        if self.place == Place::Gpu {
-            command.env(REAL_GPU, "1");
-        }
+        match self.place {
+            Place::StandIn => command.env_remove(WHICH),
+            Place::Driver => command.env(WHICH, "driver"),
+            Place::Gpu => command.env(WHICH, "real"),
+        };
         command
     }
 
@@ -114,8 +118,10 @@ impl Host {
         command.arg(subcommand);
         if self.place == Place::StandIn {
             command.arg("--devices").arg(self.devices());
-            command.arg("--nvml").arg(self.programs.join("libnvml_double.so"));
-            command.env("OUTLIVE_NVML_DOUBLE", self.path("nvml.json"));
+        }
+        if self.place != Place::Gpu {
+            let books = if self.place == Place::Driver { PathBuf::from(BOOKS) } else { self.path("nvml.json") };
+            command.arg("--nvml").arg(self.programs.join("libnvml_double.so")).env("OUTLIVE_NVML_DOUBLE", books);
         }
         command
     }

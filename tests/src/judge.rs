@@ -12,7 +12,7 @@ use crate::look::Look;
 use crate::play::{Member, Play};
 use crate::scenario::{Memory, Place, Scenario};
 
-/// On a real GPU, bytes that differ by no more are the same: nvidia-smi counts in MiB, and a process in pages of 2 MiB.
+/// With a driver, bytes that differ by no more are the same: nvidia-smi counts in MiB, and a process in pages of 2 MiB.
 const NEAR: u64 = 2 << 20;
 
 /// Whether outlive had history.
@@ -59,7 +59,7 @@ pub fn compare(scenario: &Scenario, play: &Play, place: Place, look: &Look, warm
     let judge = Judge { play, place, warmth };
     let mut wrong = judge.holdings(&expected, &look.explanation);
     wrong.extend(judge.zombies(scenario, &look.explanation));
-    if place != Place::Gpu && !expected.iter().any(|memory| memory.any_bytes) {
+    if place == Place::StandIn && !expected.iter().any(|memory| memory.any_bytes) {
         wrong.extend(account(play, &look.explanation));
     }
     let codes = exit_codes(&expected);
@@ -157,6 +157,8 @@ impl Judge<'_> {
         if !unknown_is_right && !self.is_near(holding.bytes, truth) {
             wrong.push(differs(Part::Bytes, format!("{:?} bytes instead of {truth:?}", holding.bytes)));
         }
+        let said = |words: &&String| holding.summary.contains(words.as_str()) || holding.evidence.iter().any(|evidence| evidence.what.contains(words.as_str()));
+        wrong.extend(expect.says.iter().filter(|words| !said(words)).map(|words| differs(Part::Cause, format!("nothing says {words:?}"))));
         wrong.extend(self.holders(expect, &holding.holders));
         let harmless = [CauseId::OwnerAlive, CauseId::DriverReserve, CauseId::MpsServer];
         if !harmless.contains(&holding.cause) && holding.remedy.is_empty() {
@@ -167,7 +169,7 @@ impl Judge<'_> {
 
     fn is_near(&self, told: Option<u64>, truth: Option<u64>) -> bool {
         match (told, truth) {
-            (Some(told), Some(truth)) if self.place == Place::Gpu => told.abs_diff(truth) <= NEAR,
+            (Some(told), Some(truth)) if self.place != Place::StandIn => told.abs_diff(truth) <= NEAR,
             _ => told == truth,
         }
     }

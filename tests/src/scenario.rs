@@ -99,6 +99,9 @@ pub struct Memory {
     pub reaper: Option<String>,
     /// What ended the owner; SIGKILL from the stage when left out.
     pub ended_by: Option<i32>,
+    /// Words that the sentence or the evidence must have.
+    #[serde(default)]
+    pub says: Vec<String>,
     /// How the owner ended was not seen.
     #[serde(default)]
     pub end_unseen: bool,

@@ -13,43 +13,46 @@ use std::time::Duration;
 /// A guest under software emulation takes this long at most.
 const PATIENCE: Duration = Duration::from_secs(2_400);
 
-/// Plays the scenarios in `only` (all when empty; then the page is written too).
+/// Plays the scenarios in `only` (all when empty), at the places in `at` ("here", "6.1", "6.12"; all when empty). The page is written
+/// when both are empty.
 ///
 /// # Errors
 /// When something cannot be built or played, or when outlive is wrong about a scenario.
-pub(crate) fn accuracy(only: &[String], here_only: bool) -> Result<()> {
+pub(crate) fn accuracy(only: &[String], at: &[String]) -> Result<()> {
     run(Command::new("cargo").args(["build", "--workspace", "--bins", "--lib"]).current_dir(workspace()))?;
     let program = workspace().join("target/debug/accuracy");
     let folder = workspace().join("target/accuracy");
     fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
-    let mut files = vec![folder.join("host.jsonl")];
-    let mut wrong = Vec::new();
-    println!("this host:");
-    let mut here = Command::new(&program);
-    here.args(["play", "--rivals", "--out"]).arg(&files[0]).args(only);
-    if run(&mut here).is_err() {
-        wrong.push("this host".to_owned());
+    let (mut files, mut wrong) = (Vec::new(), Vec::new());
+    if at.is_empty() || at.iter().any(|place| place == "here") {
+        println!("here:");
+        let out = folder.join("here.jsonl");
+        let mut here = Command::new(&program);
+        here.args(["play", "--rivals", "--out"]).arg(&out).args(only);
+        if run(&mut here).is_err() {
+            wrong.push("here".to_owned());
+        }
+        files.push(out);
     }
-    if !here_only {
-        for kernel in crate::vm::kernels(&[])? {
-            let out = folder.join(format!("guest-{}.jsonl", kernel.name));
-            println!("guest {} (software emulation, some minutes):", kernel.name);
-            if let Err(error) = in_guest(&kernel, &program, only, &out) {
-                println!("guest {}: {error:#}", kernel.name);
-                wrong.push(format!("guest {}", kernel.name));
-            }
-            files.push(out);
+    for kernel in crate::vm::kernels(at)? {
+        let out = folder.join(format!("guest-{}.jsonl", kernel.name));
+        println!("guest {} (software emulation, some minutes):", kernel.name);
+        if let Err(error) = in_guest(&kernel, &program, only, &out) {
+            println!("guest {}: {error:#}", kernel.name);
+            wrong.push(format!("guest {}", kernel.name));
         }
+        files.push(out);
+    }
+    if only.is_empty() && at.is_empty() {
         files.push(workspace().join("docs/accuracy/h200.jsonl"));
-        if only.is_empty() {
-            write_page(&program, &files)?;
-        }
+        write_page(&program, &files)?;
     }
     if wrong.is_empty() { Ok(()) } else { bail!("outlive is wrong about a scenario: {}; see above", wrong.join(", ")) }
 }
 
 fn in_guest(kernel: &crate::vm::Kernel, program: &Path, only: &[String], out: &Path) -> Result<()> {
-    let play = format!("stty -F /dev/ttyS1 raw; '{}' play --rivals --out /dev/ttyS1 {} || status=1\n", program.display(), only.join(" "));
+    let play = format!("stty -F /dev/ttyS1 raw; '{}' play --with driver --rivals --out /dev/ttyS1 {} || status=1\n", program.display(), only.join(" "));
+    let play = format!("{}{play}{}", crate::driver::LOAD, crate::driver::UNLOAD);
     let programs = [program.to_owned()];
     let result = crate::vm::boot(kernel, &programs, &play, PATIENCE, Some(out));
     let log = fs::read_to_string(workspace().join(format!("target/vm/console-{}.log", kernel.name))).unwrap_or_default();

@@ -52,9 +52,9 @@ enum Command {
     Accuracy {
         /// Only these scenarios; the page is not written then.
         names: Vec<String>,
-        /// Not in the guests.
+        /// Only there: "here", "6.1" or "6.12"; the page is not written then.
         #[arg(long)]
-        here: bool,
+        at: Vec<String>,
     },
     /// Build the stand-in for NVIDIA's driver for the guests' kernels.
     Driver,
@@ -86,7 +86,7 @@ fn dispatch() -> anyhow::Result<()> {
         Command::Setup { vm } => setup::run(vm),
         Command::Test { ci } => test::test(ci),
         Command::Vm { kernels } => vm::vm(&kernels),
-        Command::Accuracy { names, here } => accuracy::accuracy(&names, here),
+        Command::Accuracy { names, at } => accuracy::accuracy(&names, &at),
         Command::Driver => driver::driver(),
         Command::Tidy => tidy::tidy(),
         Command::Man => man::man(),

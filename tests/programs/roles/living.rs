@@ -5,7 +5,11 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::thread;
 
-use crate::actor::{Actor, until_end};
+use crate::actor::{Actor, say, until_end};
+use crate::devices::Device;
+use crate::gpu;
+use crate::rm;
+use crate::stage::until;
 use crate::sys;
 
 /// Uses no GPU; the arguments are descriptors of `owner` that it was started with.
@@ -41,6 +45,27 @@ pub(crate) fn thread_owns(actor: &mut Actor) -> io::Result<()> {
         });
         worker.join().unwrap_or_else(|_| Err(io::Error::other("the worker thread panicked")))
     })
+}
+
+/// Asks the driver for something until it is not answered.
+pub(crate) fn asks_driver(actor: &mut Actor) -> io::Result<()> {
+    actor.open_gpu()?;
+    actor.ready()?;
+    ask(actor)
+}
+
+/// The same in a thread beside the main one.
+pub(crate) fn thread_asks_driver(actor: &mut Actor) -> io::Result<()> {
+    actor.open_gpu()?;
+    actor.ready()?;
+    thread::scope(|scope| scope.spawn(|| ask(actor)).join().unwrap_or_else(|_| Err(io::Error::other("the thread panicked"))))
+}
+
+fn ask(actor: &Actor) -> io::Result<()> {
+    let control = actor.fds(Device::Control).first().copied().ok_or_else(|| io::Error::other("no /dev/nvidiactl"))?;
+    until("the driver to be slow", gpu::is_stuck)?;
+    say(&serde_json::json!({"handled": true}))?;
+    rm::client(control).map(drop)
 }
 
 /// Starts a GPU user (fork and exec) in its own process group.
