@@ -26,6 +26,7 @@ pub mod recorder;
 pub mod report;
 pub mod snapshot;
 pub mod source;
+pub mod stack;
 #[cfg(test)]
 mod story;
 pub mod sys;

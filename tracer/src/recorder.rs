@@ -121,7 +121,7 @@ impl Recorder {
         }
         let now = sys::boottime_ns();
         self.adapt_sampling(now);
-        if self.scan.due(now, || self.memory.anybody_watched() || self.world.anything_outlives()) {
+        if self.scan.due(now, || self.memory.anybody_watched() || self.world.anything_outlives() || self.world.is_kernel_at_it()) {
             self.scan_now();
         }
         Ok(())

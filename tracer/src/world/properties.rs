@@ -83,7 +83,7 @@ fn looks() -> impl Strategy<Value = What> {
     let state = (process(), letter, 0_u32..3, any::<[bool; 4]>(), any::<(u64, u64)>(), stack);
     let state = state.prop_map(|(id, letter, live_threads, flags, (pending, blocked), stack)| {
         let [leader_exited, exiting, dumping_core, frozen] = flags;
-        let stuck = vec![StuckThread { tid: 1, state: "D".into(), exiting, stack }];
+        let stuck = vec![StuckThread { tid: 1, state: "D".into(), exiting, stack, ..Default::default() }];
         let state = letter.to_owned();
         let known = ProcessState { id, state, live_threads, leader_exited, exiting, dumping_core, frozen, pending, blocked, ..Default::default() };
         What::State(Box::new(ProcessState { stuck, ..known }))

@@ -170,9 +170,12 @@ fn state_tells_signals_core_dump_freezer_and_stuck_threads() {
         state.stuck,
         [StuckThread {
             tid: 41,
+            comm: Some("py".to_owned()),
             state: "D".to_owned(),
             exiting: true,
-            stack
+            stack,
+            cpu_ns: Some(10),
+            ..StuckThread::default()
         }]
     );
 }
