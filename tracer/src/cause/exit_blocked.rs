@@ -124,8 +124,11 @@ fn held_by(case: &Case<'_>, process: &Process, found: &Where<'_>) -> String {
 fn abort(case: &Case<'_>, thread: &StuckThread, found: &Where<'_>) -> Vec<Remedy> {
     let sure = thread.mounts.len() == 1;
     let perhaps = if sure { "" } else { ", if it is this one that the thread waits for" };
+    let pid = case.living_owner().map_or(0, |process| process.id().tgid());
     let one = |mount: &Mount| -> Vec<Remedy> {
         let place = threads::mount(mount);
+        // The path of a container's mount means nothing outside of it.
+        let enter = if mount.inside { format!("nsenter -t {pid} -m ") } else { String::new() };
         match found.wait {
             Some(Wait::Fuse) => {
                 // The directory has the number of the mount's device (fuse_ctl_add_conn, fs/fuse/control.c).
@@ -138,7 +141,7 @@ fn abort(case: &Case<'_>, thread: &StuckThread, found: &Where<'_>) -> Vec<Remedy
                 );
                 let unmount = quoted(&mount.point).map(|point| {
                     let risk = "the mount is gone until it is mounted again";
-                    remedy::command(format!("fusermount -u -z {point}"), format!("then removes the dead mount {place}"), None, risk)
+                    remedy::command(format!("{enter}umount -l {point}"), format!("then removes the dead mount {place}"), None, risk)
                 });
                 std::iter::once(abort).chain(unmount).collect()
             }
@@ -146,7 +149,7 @@ fn abort(case: &Case<'_>, thread: &StuckThread, found: &Where<'_>) -> Vec<Remedy
                 .map(|point| {
                     let effect = format!("makes the pending requests to {place} fail, when its server does not come back{perhaps}");
                     let risk = "whoever uses this mount gets errors; what was not written is lost";
-                    remedy::command(format!("umount -f {point}"), effect, case.bytes.filter(|_| sure), risk)
+                    remedy::command(format!("{enter}umount -f {point}"), effect, case.bytes.filter(|_| sure), risk)
                 })
                 .into_iter()
                 .collect(),

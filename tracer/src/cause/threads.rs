@@ -168,6 +168,7 @@ pub fn mounts_note(thread: &StuckThread) -> Option<String> {
     Some(match first.by {
         MountBy::Syscall => format!("The system call of thread {} works on a file of {names}", thread.tid),
         MountBy::Open => format!("The process has files open or mapped of {names}"),
+        MountBy::Mounted if thread.mounts.len() == 1 => format!("The only file system of its kind that thread {} can see is {names}", thread.tid),
         MountBy::Mounted => format!("Which file thread {} waits for is not known; it can see {names}", thread.tid),
     })
 }

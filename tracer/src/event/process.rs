@@ -189,8 +189,8 @@ impl Ran {
 
     /// Part of the time that it was on a CPU, per cent.
     #[must_use]
-    pub const fn percent(self) -> u64 {
-        if self.over_ns == 0 { 0 } else { self.cpu_ns.saturating_mul(100) / self.over_ns }
+    pub fn percent(self) -> u64 {
+        self.cpu_ns.saturating_mul(100).checked_div(self.over_ns).unwrap_or_default()
     }
 }
 
@@ -208,6 +208,9 @@ pub struct Mount {
     pub dev: (u32, u32),
     /// How it is known that the thread waits for it.
     pub by: MountBy,
+    /// `point` is a path in another mount namespace than ours: of a container.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub inside: bool,
 }
 
 /// Why a mount is in a list, best first.

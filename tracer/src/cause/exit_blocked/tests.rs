@@ -17,7 +17,7 @@ fn stuck(letter: &str, stack: &[&str]) -> StuckThread {
 }
 
 fn mount(point: &str, kind: &str, source: &str, minor: u32, by: MountBy) -> Mount {
-    Mount { point: point.into(), kind: kind.into(), source: source.into(), dev: (0, minor), by }
+    Mount { point: point.into(), kind: kind.into(), source: source.into(), dev: (0, minor), by, inside: false }
 }
 
 /// SIGKILL was sent half a minute ago and the memory stays.
@@ -136,7 +136,7 @@ fn a_fuse_mount_is_named_and_its_connection_can_be_aborted() {
     let thread = StuckThread { syscall: Some("read".into()), file: Some("/mnt/my data/x".into()), mounts, ..stuck("D", &FUSE) };
     let holding = killed_in_vain(thread);
     assert!(holding.summary.contains("waits for the FUSE server of /mnt/my data (fuse.rclone, remote:) (request_wait"), "{}", holding.summary);
-    assert_eq!(commands(&holding), ["echo 1 > /sys/fs/fuse/connections/47/abort", "fusermount -u -z '/mnt/my data'"]);
+    assert_eq!(commands(&holding), ["echo 1 > /sys/fs/fuse/connections/47/abort", "umount -l '/mnt/my data'"]);
     assert_says(&holding, "The system call of thread 577 works on a file of /mnt/my data (fuse.rclone, remote:)");
     assert_says(&holding, "; its system call is read on /mnt/my data/x");
 }
@@ -146,7 +146,7 @@ fn of_several_fuse_mounts_none_is_claimed_and_no_path_runs_in_a_shell() {
     let mounts = vec![mount("/a;reboot", "fuse.x", "x", 47, MountBy::Mounted), mount("/b", "fuse.y", "y", 48, MountBy::Mounted)];
     let holding = killed_in_vain(StuckThread { mounts, ..stuck("D", &FUSE) });
     assert_says(&holding, "Which file thread 577 waits for is not known; it can see /a;reboot (fuse.x, x) and /b (fuse.y, y)");
-    let expected = ["echo 1 > /sys/fs/fuse/connections/47/abort", "echo 1 > /sys/fs/fuse/connections/48/abort", "fusermount -u -z /b"];
+    let expected = ["echo 1 > /sys/fs/fuse/connections/47/abort", "echo 1 > /sys/fs/fuse/connections/48/abort", "umount -l /b"];
     assert_eq!(commands(&holding), expected);
     assert!(holding.remedy.iter().any(|r| r.effect.contains("if it is this one that the thread waits for")));
 }
@@ -159,6 +159,9 @@ fn nfs_and_disks_are_told_apart() {
     assert_eq!(holding.cause, CauseId::ExitBlockedElsewhere);
     assert!(holding.summary.contains("waits for the NFS server of /home (nfs4, server:/home)"), "{}", holding.summary);
     assert_eq!(commands(&holding), ["umount -f /home"]);
+    let mounts = vec![Mount { inside: true, ..mount("/home", "nfs4", "server:/home", 50, MountBy::Open) }];
+    let holding = killed_in_vain(StuckThread { mounts, ..stuck("D", &nfs) });
+    assert_eq!(commands(&holding), ["nsenter -t 574 -m umount -f /home"], "the path is a container's");
     let mounts = vec![mount("/", "ext4", "/dev/sda1", 1, MountBy::Syscall)];
     let holding = killed_in_vain(StuckThread { mounts, ..stuck("D", &["io_schedule+0x1/0x2", "ext4_sync_file+0x1/0x2"]) });
     assert!(holding.summary.contains("waits for the disk of / (ext4, /dev/sda1)"), "{}", holding.summary);

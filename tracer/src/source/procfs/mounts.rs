@@ -38,9 +38,11 @@ impl Proc {
         if lines.is_empty() {
             return Vec::new();
         }
+        let inside = self.is_other_namespace(pid, tid);
+        let told = |line: &Line, by| Mount { by, inside, ..line.mount.clone() };
         let named = |ids: &BTreeSet<u64>, by| -> Vec<Mount> {
             let of_them = lines.iter().filter(|line| ids.contains(&line.id));
-            of_them.take(MOUNTS_MAX).map(|line| Mount { by, ..line.mount.clone() }).collect()
+            of_them.take(MOUNTS_MAX).map(|line| told(line, by)).collect()
         };
         let its: BTreeSet<u64> = fd.and_then(|fd| self.mount_of(pid, tid, fd)).into_iter().collect();
         let found = named(&its, MountBy::Syscall);
@@ -54,7 +56,16 @@ impl Proc {
         if !found.is_empty() || wait == Wait::Disk {
             return found;
         }
-        lines.into_iter().take(MOUNTS_MAX).map(|line| line.mount).collect()
+        lines.iter().take(MOUNTS_MAX).map(|line| told(line, MountBy::Mounted)).collect()
+    }
+
+    /// Its paths are not ours. When that cannot be read, they are taken for ours.
+    fn is_other_namespace(&self, pid: u32, tid: u32) -> bool {
+        let of = |path: String| std::fs::read_link(self.root.join(path)).ok();
+        match (of("proc/self/ns/mnt".to_owned()), of(format!("proc/{pid}/task/{tid}/ns/mnt"))) {
+            (Some(ours), Some(its)) => ours != its,
+            _ => false,
+        }
     }
 
     /// "mnt_id:\t29" (fs/proc/fd.c).
@@ -91,7 +102,7 @@ fn line(text: &str) -> Option<Line> {
     let mut after = after.split(' ');
     let (kind, source) = (after.next()?.to_owned(), unescaped(after.next().unwrap_or_default()));
     let dev = (major.parse().ok()?, minor.parse().ok()?);
-    Some(Line { id, mount: Mount { point, kind: bounded(&kind, 64).to_owned(), source, dev, by: MountBy::Mounted } })
+    Some(Line { id, mount: Mount { point, kind: bounded(&kind, 64).to_owned(), source, dev, ..Mount::default() } })
 }
 
 /// The kernel writes space, tab, newline and backslash as octal numbers (`mangle`, fs/proc_namespace.c).
