@@ -33,7 +33,11 @@ const MOUNTS_OFFERED: usize = 3;
 pub fn judge_in_driver(case: &Case<'_>) -> Option<Verdict> {
     let Some(ending) = stuck(case) else { return kernel_thread(case) };
     let (thread, found) = in_driver(case, &ending)?;
-    let (mut notes, blockers) = lock(case, &ending, &found);
+    let (mut notes, mut blockers) = lock(case, &ending, &found);
+    // Whoever else has these files would keep the memory after that, too.
+    blockers.extend(case.others().map(|holder| holder.process).filter(|process| ending::of_process(process).is_none()));
+    blockers.sort_by_key(|process| process.id());
+    blockers.dedup_by_key(|process| process.id());
     let name = format!("{} of {}", threads::name(ending.process, thread), words::process(ending.process));
     let (steps, why_not) = way_out::steps(case, &blockers, Some(&name));
     notes.extend(why_not);
@@ -105,7 +109,6 @@ fn lock<'a>(case: &Case<'a>, ending: &ending::Ending<'_>, found: &Where<'_>) -> 
     if notes.is_empty() {
         notes.push(note(None, "Who holds that lock was not found: no other thread was seen inside the driver"));
     }
-    blockers.dedup_by_key(|process| process.id());
     (notes, blockers)
 }
 

@@ -120,22 +120,24 @@ fn reboot(case: &Case<'_>, stuck: bool) -> Remedy {
     remedy::command("systemctl reboot".to_owned(), effect, case.bytes, risk)
 }
 
-/// Processes that have the GPU open: its own node, or an address space of unified memory, which keeps its GPUs open
-/// (uvm_gpu_retain).
+/// Processes that have the GPU open: its own node; or an address space of unified memory, which keeps its GPUs open
+/// (uvm_gpu_retain), where no node says which GPUs these are.
 fn users<'a>(case: &Case<'a>, gpu: u32) -> Vec<&'a Process> {
     let minor = case.world.gpus().get(&gpu).and_then(|gpu| gpu.minor);
-    let mut found: BTreeMap<ProcessId, &Process> = BTreeMap::new();
+    // Of each: has this GPU's node, any GPU's node, an address space.
+    let mut found: BTreeMap<ProcessId, [bool; 3]> = BTreeMap::new();
     for file in case.world.files() {
-        let of_it = match case.world.node_of(file.dev) {
-            Node::Gpu => minor.is_none_or(|minor| file.dev.minor() == minor),
-            Node::Uvm => true,
-            _ => false,
-        };
-        if of_it {
-            found.extend(file.holders.keys().filter_map(|(id, _)| Some((*id, case.world.process(*id)?))));
+        let node = case.world.node_of(file.dev);
+        for (id, _) in file.holders.keys() {
+            let known = found.entry(*id).or_default();
+            known[0] |= node == Node::Gpu && minor.is_none_or(|minor| file.dev.minor() == minor);
+            known[1] |= node == Node::Gpu;
+            known[2] |= node == Node::Uvm;
         }
     }
-    found.into_values().filter(|process| process.is_alive()).collect()
+    let opens = |[this, any, space]: [bool; 3]| this || (space && !any);
+    let ids = found.into_iter().filter(|(_, has)| opens(*has)).map(|(id, _)| id);
+    ids.filter_map(|id| case.world.process(id)).filter(|process| process.is_alive()).collect()
 }
 
 /// It is on its way out and a thread of it sits in the kernel.

@@ -208,7 +208,7 @@ pub struct Mount {
     pub dev: (u32, u32),
     /// How it is known that the thread waits for it.
     pub by: MountBy,
-    /// `point` is a path in another mount namespace than ours: of a container.
+    /// `point` is a path in another mount namespace than that of PID 1: of a container.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub inside: bool,
 }

@@ -1,11 +1,13 @@
 //! Exits that do not end, told apart by what their threads do.
 
-use crate::event::{Hold, KernelThread, Mount, MountBy, ProcessId, ProcessState, Ran, StuckThread, What};
+use crate::event::{Dev, Hold, KernelThread, Mount, MountBy, ProcessId, ProcessState, Ran, StuckThread, What};
 use crate::explanation::{CauseId, Confidence, Holding};
 use crate::story::{CTL, GPU0, SECOND, Story, UVM, bare};
 use std::collections::BTreeMap;
 
 const BASH: (ProcessId, &str) = (ProcessId(12, 5), "bash");
+/// Another GPU: who has only that one need not be stopped.
+const GPU1: Dev = Dev::new(195, 1);
 const KILL: u64 = 1 << 8;
 const SPIN: [&str; 2] = ["uvm_spin_loop+0x1c/0x90 [nvidia_uvm]", "uvm_ioctl+0x1/0x2 [nvidia_uvm]"];
 const LOCK: [&str; 3] = ["rwsem_down_write_slowpath+0x1/0x2", "down_write+0x1/0x2", "os_acquire_rwlock_write+0x1/0x2 [nvidia]"];
@@ -348,11 +350,22 @@ fn a_stuck_thread_makes_a_reset_impossible_and_says_so() {
     assert!(holding.remedy.last().unwrap().risk.contains("only switching the power off helps"));
 }
 
+#[test]
+fn others_that_have_the_files_are_ended_first() {
+    let (mut story, trainer) = vain(|s| s.stuck = vec![stuck("D", &SPIN)]);
+    story.forks(trainer, 580, "python3");
+    let holding = story.holding();
+    assert_eq!(holding.cause, CauseId::ExitBlockedInDriver);
+    let kills: Vec<&str> = commands(&holding).into_iter().filter(|c| c.contains("kill")).collect();
+    assert!(kills.len() == 3 && kills.iter().all(|c| c.contains(" 580 ") && !c.contains("574")), "{kills:?}");
+}
+
 /// Memory that nobody holds, a persistence daemon and a program that lives.
 fn lost() -> Story {
     let mut story = Story::warm();
-    for (pid, comm, dev) in [(900, "nvidia-persiste", GPU0), (901, "python3", UVM)] {
-        let id = story.process(pid, comm);
+    for (pid, comm, dev) in [(900, "nvidia-persiste", GPU0), (901, "python3", UVM), (902, "other", GPU1), (902, "other", UVM)] {
+        let id = story.world().living(pid).map(|known| known.id());
+        let id = id.unwrap_or_else(|| story.process(pid, comm));
         story.opens(id, dev);
     }
     story.nvml(5_000, &[(901, 2_440), (574, 2_560)]);

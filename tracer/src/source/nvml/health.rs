@@ -38,3 +38,17 @@ fn recovery(device: &Device<'_>) -> Option<u32> {
         _ => None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_failures_that_say_how_the_gpu_is_are_health() {
+        assert!(matches!(failed(&NvmlError::GpuLost, 1), Some(What::GpuHealth { gpu: 1, lost: true, reset_required: false, .. })));
+        assert!(matches!(failed(&NvmlError::ResetRequired, 1), Some(What::GpuHealth { lost: false, reset_required: true, .. })));
+        assert_eq!(failed(&NvmlError::NotSupported, 1), None);
+        assert!(is_silent(&What::GpuHealth { gpu: 1, recovery: None, lost: false, reset_required: false }));
+        assert!(!is_silent(&What::GpuHealth { gpu: 1, recovery: Some(0), lost: false, reset_required: false }));
+    }
+}

@@ -59,11 +59,11 @@ impl Proc {
         lines.iter().take(MOUNTS_MAX).map(|line| told(line, MountBy::Mounted)).collect()
     }
 
-    /// Its paths are not ours. When that cannot be read, they are taken for ours.
+    /// Its paths are not the host's (ours may not be either: see `private_tracefs`). When that cannot be read, they are taken for the host's.
     fn is_other_namespace(&self, pid: u32, tid: u32) -> bool {
         let of = |path: String| std::fs::read_link(self.root.join(path)).ok();
-        match (of("proc/self/ns/mnt".to_owned()), of(format!("proc/{pid}/task/{tid}/ns/mnt"))) {
-            (Some(ours), Some(its)) => ours != its,
+        match (of("proc/1/ns/mnt".to_owned()), of(format!("proc/{pid}/task/{tid}/ns/mnt"))) {
+            (Some(hosts), Some(its)) => hosts != its,
             _ => false,
         }
     }

@@ -147,10 +147,12 @@ impl Proc {
         let worth = |task: &&TaskLine| {
             task.flags & PF_KTHREAD != 0 && task.exit_state == 0 && (matches!(letter(task), "R" | "D") || named(&task.comm))
         };
-        let mut patient = PATIENT_MAX;
+        // Any kernel thread may be running for reasons of its own: only the driver's are asked again.
+        let (mut patient, mut hasty) = (PATIENT_MAX, 0);
         let mut found = Vec::new();
         for task in tasks.iter().filter(worth).take(KERNEL_THREADS_MAX) {
-            let thread = self.thread(task.id.tgid(), task, &mut patient);
+            let patient = if named(&task.comm) { &mut patient } else { &mut hasty };
+            let thread = self.thread(task.id.tgid(), task, patient);
             if !stack::is_idle(&thread.stack) && found.len() < KERNEL_THREADS_KEPT {
                 found.push(KernelThread { id: task.id, comm: bounded(&task.comm, COMM_MAX).to_owned(), thread });
             }
