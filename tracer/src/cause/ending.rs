@@ -15,8 +15,6 @@ use crate::world::signal::{self, SIGKILL};
 
 /// Threads whose whole stack is evidence.
 const THREADS_TOLD: usize = 8;
-/// A busy thread without a stack may be any teardown for this long.
-const UNSEEN_NS: BootNs = PATIENCE_NS;
 
 /// An exit under way.
 #[derive(Clone, Copy, Debug)]
@@ -103,11 +101,13 @@ impl<'a> Ending<'a> {
         })
     }
 
-    /// A thread that unmaps host memory, and does work: it uses a CPU, or has not been looked at twice.
+    /// A thread that takes the process apart and does work: it unmaps host memory and uses a CPU, or has not been looked at twice; or it
+    /// is exiting and uses a CPU where no stack can be seen. On an H200 that is all that there is to see of an ordinary exit with
+    /// pinned memory: state R, no stack, and GPU memory that stays as it is until the very end.
     #[must_use]
-    pub fn unmapping(&self) -> Option<&'a StuckThread> {
-        let works = |thread: &&StuckThread| thread.ran.is_none_or(|ran| ran.percent() > 0);
-        self.stuck.iter().filter(works).find(|thread| locate(thread).wait == Some(Wait::Unmapping))
+    pub fn at_work(&self) -> Option<&'a StuckThread> {
+        let unmaps = |thread: &&StuckThread| locate(thread).wait == Some(Wait::Unmapping) && thread.ran.is_none_or(|ran| ran.percent() > 0);
+        self.stuck.iter().find(unmaps).or_else(|| self.busy_unseen().filter(|thread| thread.exiting))
     }
 
     /// A thread that uses a CPU in the kernel and of which nothing else could be read. It is in the kernel, since a fatal signal takes
@@ -115,12 +115,6 @@ impl<'a> Ending<'a> {
     #[must_use]
     pub fn busy_unseen(&self) -> Option<&'a StuckThread> {
         self.stuck.iter().find(|thread| threads::spins(thread) && locate(thread).place == Place::Unknown)
-    }
-
-    /// Such a thread, for longer than an ordinary exit takes.
-    #[must_use]
-    pub fn is_busy_for_long(&self, now: BootNs) -> bool {
-        self.busy_unseen().and_then(|thread| thread.same_since).is_some_and(|since| now.saturating_sub(since) >= UNSEEN_NS)
     }
 
     fn located(&self, place: Place) -> impl Iterator<Item = (&'a StuckThread, Where<'a>)> {

@@ -7,7 +7,8 @@
 //! deferred release queue"): then no process is left, and that thread is named.
 //!
 //! * **Must be seen:** the owner is exiting, or is dead and nobody holds its files; and the GPU's used memory is
-//!   falling, or the exit is younger than five seconds, or a thread is unmapping host memory and uses a CPU.
+//!   falling, or the exit is younger than five seconds, or a thread of the exit is at work: it uses a CPU, for at most
+//!   five minutes, and unmaps host memory or shows no stack.
 //! * **Would refute it:** memory that does not fall while a thread sits in the kernel (`exit_blocked_*`), or that
 //!   stays after the last holder is gone (`no_holder`).
 //! * **Confidence:** exact while memory is falling; inferred from the exit's age or from what a thread does.
@@ -15,13 +16,13 @@
 
 use super::case::{Case, Kind, PATIENCE_NS};
 use super::evidence::note;
-use super::{Note, Verdict, deferred, ending, remedy, words};
+use super::{Note, Verdict, deferred, ending, health, remedy, words};
 use crate::event::{BootNs, StuckThread};
 use crate::explanation::Confidence;
 use crate::world::process::Process;
 
-/// An unmap that is older than this is not simply slow: 243 GB of pinned memory took 26 s, and 2 TB would take four minutes.
-const UNMAP_MAX_NS: BootNs = 300_000_000_000;
+/// Work that is older than this is not simply slow: 243 GB of pinned memory took 26 s, and 2 TB would take four minutes.
+const WORK_MAX_NS: BootNs = 300_000_000_000;
 
 /// Whether this is the cause.
 #[must_use]
@@ -29,9 +30,9 @@ pub fn judge(case: &Case<'_>) -> Option<Verdict> {
     let falling = case.falling();
     let ending = ending::of(case);
     let deferred = deferred::of(case);
-    let unmapping = ending.as_ref().and_then(|ending| unmapping(case, ending));
+    let work = ending.as_ref().and_then(|ending| at_work(case, ending));
     let (subject, young, mut notes) = match (&ending, &deferred) {
-        (Some(ending), _) => (exiting(case, ending.process), is_early(case, ending) || unmapping.is_some(), ending.notes(case.world)),
+        (Some(ending), _) => (exiting(case, ending.process), is_early(case, ending) || work.is_some(), ending.notes(case.world)),
         (None, Some(deferred)) => (deferred.subject(case), deferred.is_young(case), vec![deferred.note(case.world)]),
         (None, None) if case.kind != Kind::Files && case.living_owner().is_none() => {
             let ended = case.owner.and_then(|owner| owner.process).and_then(Process::ended_at);
@@ -43,10 +44,13 @@ pub fn judge(case: &Case<'_>) -> Option<Verdict> {
     if falling.is_none() && !young {
         return None;
     }
-    let how = match (falling, unmapping) {
+    let how = match (falling, work) {
         (Some((since, from)), _) => {
             notes.push(fall(case, since, from));
             "and the GPU's used memory is falling".to_owned()
+        }
+        (None, Some(thread)) if thread.stack.is_empty() => {
+            format!("and thread {} is busy in the kernel, as while host memory is unpinned", thread.tid)
         }
         (None, Some(thread)) => format!("and thread {} unmaps its host memory", thread.tid),
         (None, None) if deferred.is_some() => "and that has not lasted long".to_owned(),
@@ -60,16 +64,23 @@ pub fn judge(case: &Case<'_>) -> Option<Verdict> {
     })
 }
 
-/// A thread that is taking the address space apart: its GPU memory follows when that is done.
-fn unmapping<'a>(case: &Case<'_>, ending: &ending::Ending<'a>) -> Option<&'a StuckThread> {
-    let old = ending.since.is_some_and(|since| case.now().saturating_sub(since) > UNMAP_MAX_NS);
-    ending.unmapping().filter(|_| !old)
+/// A thread that takes the process apart: its GPU memory follows when that is done. A busy thread that cannot be seen may as well
+/// spin, where the GPU is known to be in trouble.
+fn at_work<'a>(case: &Case<'_>, ending: &ending::Ending<'a>) -> Option<&'a StuckThread> {
+    let thread = ending.at_work()?;
+    let since = ending.since.or(thread.same_since);
+    let old = since.is_some_and(|since| case.now().saturating_sub(since) > WORK_MAX_NS);
+    let doubtful = thread.stack.is_empty() && health::blocking(case).is_some();
+    (!old && !doubtful).then_some(thread)
 }
 
-/// The exit may not be over: it is young, or nothing of it was seen and no thread is known to be stuck.
+/// The exit may not be over: it is young, or nothing of it was seen and no thread is known to be stuck. An ordinary exit sleeps
+/// inside the driver too (`rcu_barrier` below uvm_va_space_destroy), for a tenth of a second.
 fn is_early(case: &Case<'_>, ending: &ending::Ending<'_>) -> bool {
     let flat = case.gpu().is_some_and(|gpu| gpu.flat_for() >= PATIENCE_NS);
-    let stuck = ending.stuck.iter().any(|thread| thread.state == "D" || !thread.stack.is_empty()) || ending.is_busy_for_long(case.now());
+    // Recordings of before have no CPU times, nor what two looks say.
+    let stays = |thread: &StuckThread| thread.same_since.is_some() || thread.cpu_ns.is_none();
+    let stuck = ending.stuck.iter().any(|thread| stays(thread) && (thread.state == "D" || !thread.stack.is_empty()));
     ending.is_young(case.now()) || (ending.since.is_none() && ending.exiting && !stuck && !flat)
 }
 

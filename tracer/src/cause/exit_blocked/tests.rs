@@ -285,6 +285,50 @@ fn unmapping_host_memory_is_work_until_it_takes_too_long_or_uses_no_cpu() {
     assert_eq!(unmaps(600, SECOND), CauseId::ExitBlockedInDriver);
 }
 
+/// What an H200 shows of an ordinary exit with pinned memory.
+fn busy_exit(seconds: u64, xid: bool) -> Holding {
+    let mut story = Story::warm();
+    let trainer = story.process(574, "EngineCore");
+    story.uses_cuda(trainer);
+    story.nvml(2_560, &[(574, 2_560)]);
+    story.thread_exits(trainer, 574, 9, Some(9), 1);
+    story.wait(seconds);
+    story.used(2_560);
+    if xid {
+        story.push(What::Xid { pci: "0000:0b:00".into(), code: 119, pid: None, message: "Timeout".into() });
+    }
+    let ran = Some(Ran { cpu_ns: SECOND, over_ns: SECOND });
+    story.stands(trainer, "Z", |s| (s.leader_exited, s.exiting, s.stuck) = (true, true, vec![StuckThread { exiting: true, ran, ..stuck("R", &[]) }]));
+    story.holding()
+}
+
+#[test]
+fn a_busy_exit_without_a_stack_is_work_for_some_minutes() {
+    let holding = busy_exit(20, false);
+    assert_eq!((holding.cause, holding.confidence), (CauseId::TeardownRunning, Confidence::Inferred));
+    assert!(holding.summary.contains("thread 577 is busy in the kernel, as while host memory is unpinned"), "{}", holding.summary);
+    let holding = busy_exit(600, false);
+    assert_eq!(holding.cause, CauseId::Unknown);
+    assert_eq!(busy_exit(20, true).cause, CauseId::ExitBlockedInDriver, "the GPU's firmware does not answer");
+}
+
+#[test]
+fn cold_an_exit_that_sleeps_in_the_driver_for_a_moment_is_no_stuck_one() {
+    let look = |same_since| {
+        let mut story = Story::cold();
+        let trainer = ProcessId(574, 900);
+        story.info(trainer, "python3", |info| info.cred = Some(66));
+        story.found(&Hold { cred: Some(66), ..bare(trainer, 5, 5, CTL) });
+        let stack = ["rcu_barrier+0x1/0x2", "uvm_va_space_destroy+0x1/0x2 [nvidia_uvm]"];
+        let thread = StuckThread { exiting: true, cpu_ns: Some(5), same_since, ..stuck("D", &stack) };
+        story.stands(trainer, "D", |s| (s.exiting, s.stuck) = (true, vec![thread]));
+        story.scanned();
+        story.holding().cause
+    };
+    assert_eq!(look(None), CauseId::TeardownRunning);
+    assert_eq!(look(Some(SECOND)), CauseId::ExitBlockedInDriver);
+}
+
 fn kworker(comm: &str, stack: &[&str]) -> KernelThread {
     KernelThread { id: ProcessId(77, 3), comm: comm.into(), thread: StuckThread { tid: 77, ..stuck("D", stack) } }
 }
