@@ -144,7 +144,8 @@ fn abort(case: &Case<'_>, thread: &StuckThread, found: &Where<'_>) -> Vec<Remedy
                 );
                 let unmount = quoted(&mount.point).map(|point| {
                     let risk = "the mount is gone until it is mounted again";
-                    remedy::command(format!("{enter}umount -l {point}"), format!("then removes the dead mount {place}"), None, risk)
+                    let effect = format!("does the same where that file is not there, and removes the mount {place}");
+                    remedy::command(format!("{enter}umount -f -l {point}"), effect, None, risk)
                 });
                 std::iter::once(abort).chain(unmount).collect()
             }

@@ -55,10 +55,19 @@ fn span(process: Option<&Process>) -> (Option<BootNs>, Option<BootNs>) {
     (began.map(|at| at.saturating_sub(NEAR_NS)), process.ended_at().map(|at| at.saturating_add(NEAR_NS)))
 }
 
-/// The newest Xid near that can stop memory from being freed.
+/// The newest Xid near that can stop memory from being freed, unless NVML said after it that nothing is to be done: then the GPU was
+/// reset meanwhile.
 #[must_use]
 pub fn blocking<'a>(case: &Case<'a>) -> Option<(&'a Xid, Facts)> {
-    near(case).filter_map(|(xid, facts)| Some((xid, facts?))).filter(|(_, facts)| facts.memory == Memory::Stuck).last()
+    let well = well_since(case);
+    let blocks = |(xid, facts): &(&Xid, Facts)| facts.memory == Memory::Stuck && well.is_none_or(|well| well <= xid.at);
+    near(case).filter_map(|(xid, facts)| Some((xid, facts?))).filter(blocks).last()
+}
+
+/// When NVML said that nothing is to be done for the GPU, where that is its last word.
+fn well_since(case: &Case<'_>) -> Option<BootNs> {
+    let (at, health) = case.gpu()?.health?;
+    (health.recovery == Some(0) && !health.lost && !health.reset_required).then_some(at)
 }
 
 /// What ends the GPU's trouble, and who says so; nothing when nobody says anything of it.
@@ -112,6 +121,10 @@ pub(super) fn notes(case: &Case<'_>, notes: &mut Vec<Note>) {
     }
     if health.reset_required {
         notes.push(note(Some(at), format!("NVML says that GPU {index} must be reset")));
+    }
+    let outdated = near(case).any(|(xid, facts)| facts.is_some_and(|facts| facts.memory == Memory::Stuck) && xid.at < at);
+    if outdated && well_since(case).is_some() {
+        notes.push(note(Some(at), format!("NVML asks for nothing for GPU {index} after that: it may have been reset meanwhile")));
     }
     if let Some(action) = health.recovery.filter(|action| *action != 0) {
         notes.push(note(Some(at), format!("NVML asks for {} (GPU {index})", recovery(action))));
@@ -186,6 +199,21 @@ mod tests {
     #[test]
     fn an_unknown_number_is_told_without_a_meaning() {
         assert_eq!(told(&inherited(&[xid(9_999, None)], &[])), ["The GPU at 0000:0b:00 reported Xid 9999: the driver's words"]);
+    }
+
+    #[test]
+    fn a_gpu_that_was_reset_since_blocks_nothing() {
+        let told = |recovery| {
+            let mut story = Story::cold();
+            story.nvml(700, &[]);
+            story.push(xid(79, None));
+            story.push(What::GpuHealth { gpu: 0, recovery, lost: false, reset_required: false });
+            story.scanned();
+            let holding = story.holding();
+            let offers = holding.remedy.iter().any(|r| r.command.as_deref().is_some_and(|c| c.contains("gpu-reset")));
+            (offers, holding.evidence.iter().any(|e| e.what.contains("it may have been reset meanwhile")))
+        };
+        assert_eq!((told(Some(0)), told(Some(2)), told(None)), ((true, true), (false, false), (false, false)));
     }
 
     #[test]

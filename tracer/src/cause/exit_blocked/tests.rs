@@ -138,7 +138,7 @@ fn a_fuse_mount_is_named_and_its_connection_can_be_aborted() {
     let thread = StuckThread { syscall: Some("read".into()), file: Some("/mnt/my data/x".into()), mounts, ..stuck("D", &FUSE) };
     let holding = killed_in_vain(thread);
     assert!(holding.summary.contains("waits for the FUSE server of /mnt/my data (fuse.rclone, remote:) (request_wait"), "{}", holding.summary);
-    assert_eq!(commands(&holding), ["echo 1 > /sys/fs/fuse/connections/47/abort", "umount -l '/mnt/my data'"]);
+    assert_eq!(commands(&holding), ["echo 1 > /sys/fs/fuse/connections/47/abort", "umount -f -l '/mnt/my data'"]);
     assert_says(&holding, "The system call of thread 577 works on a file of /mnt/my data (fuse.rclone, remote:)");
     assert_says(&holding, "; its system call is read on /mnt/my data/x");
 }
@@ -148,7 +148,7 @@ fn of_several_fuse_mounts_none_is_claimed_and_no_path_runs_in_a_shell() {
     let mounts = vec![mount("/a;reboot", "fuse.x", "x", 47, MountBy::Mounted), mount("/b", "fuse.y", "y", 48, MountBy::Mounted)];
     let holding = killed_in_vain(StuckThread { mounts, ..stuck("D", &FUSE) });
     assert_says(&holding, "Which file thread 577 waits for is not known; it can see /a;reboot (fuse.x, x) and /b (fuse.y, y)");
-    let expected = ["echo 1 > /sys/fs/fuse/connections/47/abort", "echo 1 > /sys/fs/fuse/connections/48/abort", "umount -l /b"];
+    let expected = ["echo 1 > /sys/fs/fuse/connections/47/abort", "echo 1 > /sys/fs/fuse/connections/48/abort", "umount -f -l /b"];
     assert_eq!(commands(&holding), expected);
     assert!(holding.remedy.iter().any(|r| r.effect.contains("if it is this one that the thread waits for")));
 }
