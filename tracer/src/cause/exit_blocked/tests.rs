@@ -1,8 +1,8 @@
 //! Exits that do not end, told apart by what their threads do.
 
 use crate::event::{Dev, Hold, KernelThread, Mount, MountBy, ProcessId, ProcessState, Ran, StuckThread, What};
-use crate::explanation::{CauseId, Confidence, Holding};
-use crate::story::{CTL, GPU0, SECOND, Story, UVM, bare};
+use crate::explanation::{CauseId, Confidence, Explanation, Holding, explain};
+use crate::story::{CTL, GPU0, SECOND, Story, UVM, bare, fold};
 use std::collections::BTreeMap;
 
 const BASH: (ProcessId, &str) = (ProcessId(12, 5), "bash");
@@ -230,7 +230,23 @@ fn a_thread_in_the_driver_without_any_signal_is_a_living_owner() {
     story.uses_cuda(trainer);
     story.wait(600);
     story.stands(trainer, "D", |s| s.stuck = vec![StuckThread { same_since: Some(SECOND), ..stuck("D", &["x+0x1/0x2 [nvidia]"]) }]);
-    assert_eq!(story.holding().cause, CauseId::OwnerAlive);
+    let holding = story.holding();
+    assert_eq!(holding.cause, CauseId::OwnerAlive);
+    assert_says(&holding, "Thread 577 of EngineCore (PID 574) is inside the NVIDIA driver: it is in state D, in the same place since");
+}
+
+#[test]
+fn the_next_file_of_a_recording_says_the_same() {
+    let (mut story, _) = vain(|s| s.stuck = vec![stuck("D", &LOCK)]);
+    story.push(What::KernelThreads { list: vec![kworker("UVM GPU1 BH", &["hmm_evict+0x1/0x2 [nvidia_uvm]"])] });
+    story.push(What::Modules { users: BTreeMap::from([("nvidia_uvm".to_owned(), 2)]) });
+    story.push(What::GpuHealth { gpu: 0, recovery: Some(2), lost: false, reset_required: false });
+    let told = story.told();
+    let again = explain(&fold(&story.world().carry_over()));
+    let of = |told: &Explanation| (told.holdings[0].summary.clone(), told.holdings[0].remedy.clone(), told.gpus[0].health.clone());
+    assert_eq!(of(&told), of(&again));
+    assert!(told.holdings[0].summary.contains("UVM GPU1 BH"));
+    assert_eq!(told.gpus[0].health.as_ref().unwrap().asks_for.as_deref(), Some("a reboot of the host"));
 }
 
 #[test]
