@@ -7,12 +7,14 @@
 pub mod account;
 pub mod case;
 pub mod core_dump;
+pub mod deferred;
 pub mod descriptor_in_flight;
 pub mod driver_reserve;
 pub mod ending;
 pub mod evidence;
 pub mod exit_blocked;
 pub mod exported_handle;
+pub mod health;
 pub mod imported_memory;
 pub mod inherited_descriptor;
 pub mod kernel_client;
@@ -28,11 +30,14 @@ pub mod remedy;
 pub mod shares;
 pub mod signal_not_fatal;
 pub mod teardown_running;
+pub mod threads;
 pub mod unknown;
 #[cfg(test)]
 mod tests;
 mod via;
+pub mod way_out;
 pub mod words;
+pub mod xid;
 
 use crate::event::BootNs;
 use crate::explanation::{CauseId, Confidence, Remedy};

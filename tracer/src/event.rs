@@ -12,10 +12,11 @@
 mod process;
 pub mod rm;
 
-pub use process::{Container, PidsLimit, ProcessInfo, ProcessState, StuckThread};
+pub use process::{Container, KernelThread, Mount, MountBy, PidsLimit, ProcessInfo, ProcessState, Ran, StuckThread};
 pub use rm::{Rm, Role};
 
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// Nanoseconds of CLOCK_BOOTTIME of the host that was watched.
 pub type BootNs = u64;
@@ -500,6 +501,30 @@ pub enum What {
         pid: Option<u32>,
         /// The message.
         message: String,
+    },
+    /// What NVML says of a GPU's health. Sent when it changes.
+    GpuHealth {
+        /// NVML index.
+        gpu: u32,
+        /// What NVML asks for (`nvmlDeviceGpuRecoveryAction_t`): 0 nothing, 1 reset, 2 reboot, 3 drain P2P, 4 both, ...
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        recovery: Option<u32>,
+        /// NVML_ERROR_GPU_IS_LOST: it fell off the bus.
+        #[serde(default)]
+        lost: bool,
+        /// NVML_ERROR_RESET_REQUIRED.
+        #[serde(default)]
+        reset_required: bool,
+    },
+    /// Kernel threads inside the NVIDIA driver now, whole; looked for only when somebody dies or nobody holds memory.
+    KernelThreads {
+        /// All of them.
+        list: Vec<KernelThread>,
+    },
+    /// How many users each loaded module of the driver has. Sent when it changes, and only when that matters.
+    Modules {
+        /// Users by module name (/sys/module/NAME/refcnt).
+        users: BTreeMap<String, u32>,
     },
     /// Events were lost since the last such report.
     Lost {

@@ -87,6 +87,9 @@ pub struct GpuPart {
     /// What the used bytes are.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub account: Option<AccountPart>,
+    /// How it is, where NVML says so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub health: Option<HealthPart>,
 }
 
 /// used = owners + Σ held + unexplained, when no figure contradicts another.
@@ -98,6 +101,19 @@ pub struct AccountPart {
     pub held: Vec<HeldPart>,
     /// Nobody's, as far as is known.
     pub unexplained_bytes: u64,
+}
+
+/// A GPU's health in NVML's words.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HealthPart {
+    /// `nvmlDeviceGpuRecoveryAction_t`: 0 none, 1 reset, 2 reboot, 3 drain P2P, 4 drain and reset; null when NVML does not offer it.
+    pub recovery_action: Option<u32>,
+    /// The same in words.
+    pub asks_for: Option<String>,
+    /// It has fallen off the bus.
+    pub lost: bool,
+    /// It does not answer before a reset.
+    pub reset_required: bool,
 }
 
 /// Held memory of one cause.

@@ -15,7 +15,12 @@ pub(crate) fn compare(part: ScanPart, proc: &Proc, world: &World) -> Vec<Event> 
     let relevant = snapshot::relevant(world, &part.tasks, &part.holds);
     let (infos, states) = proc.describe(&part.tasks, &relevant);
     let ScanPart { began, ended, tasks, holds, complete, .. } = part;
-    Snapshot { began, ended, tasks, holds, infos, states, complete }.events(world)
+    // Reading the kernel's threads and modules is worth it only where something should be released.
+    let dying = states.iter().any(|state| state.must_die() && world.uses_gpu(state.id));
+    let wanted = dying || world.wants_kernel_threads();
+    let kernel_threads = wanted.then(|| proc.kernel_threads(&tasks));
+    let modules = wanted.then(|| proc.modules());
+    Snapshot { began, ended, tasks, holds, infos, states, kernel_threads, modules, complete }.events(world)
 }
 
 /// First event of a trace and of a look: what host this is and what is attached.

@@ -9,6 +9,8 @@
 //! 5. [`cause`]: one file per cause; each looks at a case and says whether it is the answer.
 //! 6. [`explanation`]: the answer types; [`report`]: text, JSON, timelines.
 //!
+//! [`stack`] says what a kernel stack means; sources and causes ask it.
+//!
 //! `command` holds one file per subcommand and is the only place that prints.
 //!
 //! **Invariants.** `event`, `world`, `cause`, `explanation`, `snapshot` and `report` see no clock, file, syscall,
@@ -26,6 +28,7 @@ pub mod recorder;
 pub mod report;
 pub mod snapshot;
 pub mod source;
+pub mod stack;
 #[cfg(test)]
 mod story;
 pub mod sys;

@@ -13,12 +13,16 @@ use crate::source::devices;
 use crate::world::World;
 use crate::{host, sys};
 use anyhow::{Context as _, Result};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// NVML's own start takes 0.1 to 3 s when it must initialise a GPU; a driver that hangs answers never.
 const NVML_PATIENCE: Duration = Duration::from_secs(10);
 /// How long something that is leaving is watched before it is judged.
 const SECOND_LOOK: Duration = Duration::from_millis(400);
+/// How long memory is watched, when it does not move, where an owner should be gone: teardown of pinned memory has pauses.
+const LONG_LOOK: Duration = Duration::from_millis(1_000);
+/// Time between two samples of that.
+const WATCH_STEP: Duration = Duration::from_millis(200);
 
 /// Looks at the host, on top of what `history` knows.
 ///
@@ -43,9 +47,13 @@ pub fn look(common: &Common, history: World) -> Result<World> {
     collect(&mut sampler, &mut world);
     if world.something_is_leaving() {
         second_look(&mut kernel, &proc, &mut sampler, &mut world)?;
-    } else if !world.unknown_pids().is_empty() {
-        // The first scan did not know whom NVML names: whether these processes exist is what it must say now.
+    } else if !world.unknown_pids().is_empty() || world.wants_kernel_threads() {
+        // The first scan did not know what NVML says: whether the processes that it names exist, and whether the kernel itself is
+        // at work where it names nobody, is what this one must say.
         scan(&mut kernel, &proc, &mut world)?;
+        if world.is_kernel_at_it() {
+            second_look(&mut kernel, &proc, &mut sampler, &mut world)?;
+        }
     }
     Ok(world)
 }
@@ -66,10 +74,23 @@ fn collect(sampler: &mut Sampler, world: &mut World) {
 
 /// Watches memory for a moment and looks again at the processes.
 fn second_look(kernel: &mut Kernel, proc: &Proc, sampler: &mut Sampler, world: &mut World) -> Result<()> {
+    let long = world.somebody_must_die() || world.is_kernel_at_it();
+    let began = Instant::now();
+    let mut patience = NVML_PATIENCE;
     std::thread::sleep(SECOND_LOOK);
-    let ticket = sampler.sample_now();
-    let _ = sampler.wait(ticket, NVML_PATIENCE);
-    collect(sampler, world);
+    loop {
+        let ticket = sampler.sample_now();
+        // A driver that hangs once is not waited for again.
+        if !sampler.wait(ticket, patience) {
+            patience = Duration::ZERO;
+        }
+        collect(sampler, world);
+        let moves = world.gpus().values().any(|gpu| gpu.falling(world.host().now).is_some());
+        if moves || !long || began.elapsed() >= LONG_LOOK {
+            break;
+        }
+        std::thread::sleep(WATCH_STEP);
+    }
     scan(kernel, proc, world)
 }
 

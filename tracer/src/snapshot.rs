@@ -4,7 +4,9 @@
 //! [`crate::source`]; turning it into events is [`Snapshot::events`], which emits only what the world does not
 //! know yet, so a scan of an unchanged host costs one event.
 
-use crate::event::{BootNs, Event, Hold, PidsLimit, ProcessId, ProcessInfo, ProcessState, Token, What};
+mod looks;
+
+use crate::event::{BootNs, Event, Hold, KernelThread, PidsLimit, ProcessId, ProcessInfo, ProcessState, StuckThread, Token, What};
 use crate::world::World;
 use crate::world::file::Place;
 use crate::world::process::{Process, Stage};
@@ -81,6 +83,10 @@ pub struct Snapshot {
     pub infos: Vec<ProcessInfo>,
     /// How they stand.
     pub states: Vec<ProcessState>,
+    /// Kernel threads inside the driver; absent when nobody looked.
+    pub kernel_threads: Option<Vec<KernelThread>>,
+    /// Users of the driver's modules; absent when nobody looked.
+    pub modules: Option<BTreeMap<String, u32>>,
     /// Zombies, threads and tables could all be read.
     pub complete: bool,
 }
@@ -196,6 +202,7 @@ impl Snapshot {
         if self.complete && !leaders.is_empty() {
             self.gone(world, &leaders, &relevant, &mut out);
         }
+        self.kernel(world, &mut out);
         let zombies = leaders.values().filter(|task| task.is_zombie()).count();
         out.push(self.event(What::Scan {
             began: self.began,
@@ -204,6 +211,20 @@ impl Snapshot {
             complete: self.complete,
         }));
         out
+    }
+
+    /// The kernel's own threads, and the driver's modules.
+    fn kernel(&self, world: &World, out: &mut Vec<Event>) {
+        if let Some(list) = &self.kernel_threads {
+            let known = world.host().kernel_threads.as_ref().map(|(at, list)| (*at, &list[..]));
+            let list = looks::kernel_threads(known, list, self.ended);
+            if looks::differ(known.map_or(&[], |(_, list)| list), &list) {
+                out.push(self.event(What::KernelThreads { list }));
+            }
+        }
+        if let Some(users) = self.modules.as_ref().filter(|users| **users != world.host().modules) {
+            out.push(self.event(What::Modules { users: users.clone() }));
+        }
     }
 
     fn event(&self, what: What) -> Event {
@@ -230,16 +251,13 @@ impl Snapshot {
             if !known.is_some_and(|process| knows(process, &info)) {
                 out.push(self.event(What::Process(Box::new(info))));
             }
-            let from_line;
+            let old = known.and_then(|process| process.state.as_ref()).map(|(at, state)| (*at, &**state));
             let state = match states.get(id) {
-                Some(state) => *state,
-                None => {
-                    from_line = task.state();
-                    &from_line
-                }
+                Some(state) => looks::compared(old, state, self.ended),
+                None => task.state(),
             };
-            if known.and_then(Process::state).is_none_or(|old| differs(old, state)) {
-                out.push(self.event(What::State(Box::new(state.clone()))));
+            if old.is_none_or(|(_, old)| differs(old, &state)) {
+                out.push(self.event(What::State(Box::new(state))));
             }
         }
     }
@@ -350,6 +368,7 @@ fn differs(old: &ProcessState, new: &ProcessState) -> bool {
     let plain = |state: &ProcessState| ProcessState {
         state: class(state),
         cpu_ns: if state.stuck.is_empty() { 0 } else { state.cpu_ns },
+        stuck: state.stuck.iter().map(looks::shape).collect::<Vec<StuckThread>>(),
         ..state.clone()
     };
     plain(old) != plain(new)

@@ -31,7 +31,7 @@ use crate::explanation::LimitPart;
 use books::Books;
 use books::gap::RECORDING_ENDED;
 use file::File;
-use gpu::{Gpu, Memory};
+use gpu::{Gpu, Health, Memory};
 use host::{Host, LastScan, Xid};
 use process::{Process, Stage, ThreadExit};
 use signal::SignalRecord;
@@ -77,7 +77,7 @@ impl World {
         self.host.now = before.max(at);
         match &event.what {
             What::Header(header) => self.header(before, at, header),
-            What::Gpu { .. } | What::GpuMemory { .. } | What::GpuProcesses { .. } => self.gpu_event(at, &event.what),
+            What::Gpu { .. } | What::GpuMemory { .. } | What::GpuProcesses { .. } | What::GpuHealth { .. } => self.gpu_event(at, &event.what),
             What::Process(info) => {
                 self.process_mut(at, info.id).learn(info);
                 if let Some(cred) = info.cred {
@@ -267,6 +267,10 @@ impl World {
                 let memory = Memory { total: *total, used: *used, reserved: *reserved };
                 self.gpus.entry(*gpu).or_default().sample(at, memory);
             }
+            What::GpuHealth { gpu, recovery, lost, reset_required } => {
+                let health = Health { recovery: *recovery, lost: *lost, reset_required: *reset_required };
+                self.gpus.entry(*gpu).or_default().health = Some((at, health));
+            }
             What::GpuProcesses { gpu, list } => {
                 let gone = self.gpus.entry(*gpu).or_default().list(at, list);
                 for line in list {
@@ -326,6 +330,8 @@ impl World {
             What::Limit { missing, voids } => {
                 self.host.limit(LimitPart { missing: missing.clone(), voids: voids.clone() });
             }
+            What::KernelThreads { list } => self.host.sees_kernel_threads(at, list),
+            What::Modules { users } => self.host.sees_modules(users),
             What::Clock { real_ns } => self.host.set_clock(at, *real_ns),
             What::Stop { reason } => self.host.stopped = Some((at, reason.clone())),
             What::Scan { began, processes, zombies, complete } => {

@@ -3,7 +3,7 @@
 //!
 //! Always true: a note says only what is in the world; deduced links say that they are deduced.
 
-use super::Note;
+use super::{Note, health};
 use super::case::{BytesFrom, Case, HolderView, Kind, OwnerFrom};
 use super::shares::Share;
 use super::words;
@@ -11,12 +11,9 @@ use crate::event::{Action, BootNs, SignalResult, Via};
 use crate::explanation::Confidence;
 use crate::world::World;
 use crate::world::file::Known;
-use crate::world::host::same_gpu;
 use crate::world::process::Process;
 use crate::world::signal::{self, SignalRecord};
 
-/// An Xid this close to the owner's end is worth a line.
-const NEAR_NS: BootNs = 60_000_000_000;
 /// Holders told one by one.
 const HOLDERS_TOLD: usize = 8;
 /// Longest chain of forks that is followed.
@@ -251,7 +248,7 @@ fn annotations(case: &Case<'_>, notes: &mut Vec<Note>) {
             notes.push(note(None, format!("{} is in {container}", words::process(process))));
         }
     }
-    xids(case, notes);
+    health::notes(case, notes);
     recycled(case, notes);
 }
 
@@ -265,20 +262,6 @@ pub fn container(process: &Process) -> Option<String> {
         Some(pod) => format!("pod {} ({runtime} {short})", words::plain(pod)),
         None => format!("{runtime} {short}"),
     })
-}
-
-fn xids(case: &Case<'_>, notes: &mut Vec<Note>) {
-    let owner = case.owner.map(|owner| owner.id.tgid());
-    let ended = case.owner.and_then(|owner| owner.process).and_then(Process::ended_at).unwrap_or(case.now());
-    let pci = case.gpu().and_then(|gpu| gpu.pci.as_deref());
-    for xid in &case.world.host().xids {
-        let here = pci.is_some_and(|pci| same_gpu(pci, &xid.pci));
-        let its = xid.pid.is_some() && xid.pid == owner;
-        if (here || its) && xid.at.abs_diff(ended) <= NEAR_NS {
-            let message = words::plain(&xid.message);
-            notes.push(note(Some(xid.at), format!("The GPU at {} reported Xid {}: {message}", words::plain(&xid.pci), xid.code)));
-        }
-    }
 }
 
 /// NVML's PID is that of the client's creator; another process may have the number by now.

@@ -3,48 +3,65 @@
 //!
 //! A process dies only when each of its threads comes back from the kernel. One that sleeps uninterruptibly (D) or
 //! spins there keeps everything, and SIGKILL waits. A frame of the NVIDIA modules on the stack says that the driver
-//! has it; otherwise (FUSE, NFS, a disk) the GPU is innocent.
+//! has it; otherwise (FUSE, NFS, a disk) the GPU is innocent, also where the driver only called what waits. A process whose
+//! main thread is a zombie is meant too, while a thread of it is left; and so is a thread of the kernel itself
+//! that has been releasing the memory of a dead owner and does not get on.
 //!
-//! * **Must be seen:** the owner is exiting, or a signal that must end it is pending; a thread's kernel stack, or for
-//!   `elsewhere` one without a driver frame; used memory not falling; the exit not younger than five seconds.
+//! * **Must be seen:** the owner is exiting, or a signal that must end it is pending; a thread's kernel stack, or for want of
+//!   one the function that it sleeps in or its system call; used memory not falling; the exit not younger than five seconds.
 //! * **Would refute it:** falling memory (`teardown_running`); a thread that runs user code.
-//! * **Confidence:** exact when memory was watched and stayed; inferred from a single look.
-//! * **Remedy:** no signal helps. In the driver: read the kernel log (Xid); in the end a GPU reset or a reboot, which
-//!   cost every process of that GPU or host. Elsewhere: repair what the thread waits for (e.g. abort the FUSE mount).
+//! * **Confidence:** exact when memory was watched and stayed; inferred from a single look, without a stack, and of kernel threads.
+//! * **Remedy:** no signal helps. In the driver: read the kernel log (Xid), end who holds its lock, reload nvidia_uvm or reset the GPU
+//!   where that can work, else reboot. Elsewhere: repair what the thread waits for, or abort it (a FUSE connection, an NFS mount).
 
 use super::case::{Case, PATIENCE_NS};
-use super::evidence::confidence;
-use super::{Verdict, ending, remedy, words};
-use crate::event::StuckThread;
+use super::evidence::{confidence, note};
+use super::threads::{self, By, Where};
+use super::{Note, Verdict, deferred, ending, health, remedy, way_out, words};
+use crate::event::{Mount, StuckThread};
 use crate::explanation::{Confidence, Remedy};
+use crate::stack::Wait;
+use crate::world::process::Process;
+
+/// Holders of a lock that are named.
+const HOLDERS_NAMED: usize = 3;
+/// Mounts for which a command is offered.
+const MOUNTS_OFFERED: usize = 3;
 
 /// Whether a thread is stuck in the NVIDIA driver.
 #[must_use]
 pub fn judge_in_driver(case: &Case<'_>) -> Option<Verdict> {
-    let ending = stuck(case)?;
-    let thread = ending.in_driver()?;
-    let remedies = vec![
-        remedy::wait("a signal cannot help: the thread must come back from the driver", None),
-        remedy::command(
-            "dmesg --time-format iso | grep -iE 'xid|nvrm|nvidia'".to_owned(),
-            "shows what the driver says of this GPU; an Xid decides between waiting, reset and reboot",
-            None,
-            "none",
-        ),
-    ];
-    Some(verdict(case, &ending, thread, "inside the NVIDIA driver", remedies))
+    let Some(ending) = stuck(case) else { return kernel_thread(case) };
+    let (thread, found) = in_driver(case, &ending)?;
+    let (mut notes, mut blockers) = lock(case, &ending, &found);
+    // Whoever else has these files would keep the memory after that, too.
+    blockers.extend(case.others().map(|holder| holder.process).filter(|process| ending::of_process(process).is_none()));
+    blockers.sort_by_key(|process| process.id());
+    blockers.dedup_by_key(|process| process.id());
+    let name = format!("{} of {}", threads::name(ending.process, thread), words::process(ending.process));
+    let (steps, why_not) = way_out::steps(case, &blockers, Some(&name));
+    notes.extend(why_not);
+    if found.by != By::Stack {
+        let thread = threads::name(ending.process, thread);
+        notes.push(note(None, format!("That {thread} is in the driver is deduced: {}", deduced(&found))));
+    }
+    let mut remedies = vec![remedy::wait("a signal cannot help: the thread must come back from the driver", None)];
+    remedies.extend(steps);
+    Some(verdict(case, &ending, thread, &found, "inside the NVIDIA driver", (notes, remedies)))
 }
 
 /// Whether a thread is stuck in other kernel code.
 #[must_use]
 pub fn judge_elsewhere(case: &Case<'_>) -> Option<Verdict> {
     let ending = stuck(case)?;
-    if ending.in_driver().is_some() {
+    if in_driver(case, &ending).is_some() {
         return None;
     }
-    let thread = ending.elsewhere()?;
+    let (thread, found) = ending.elsewhere()?;
     let effect = "a signal cannot help: what the thread waits for (see its stack: FUSE, NFS, a disk) must answer or be aborted";
-    Some(verdict(case, &ending, thread, "in kernel code outside the NVIDIA driver", vec![remedy::wait(effect, case.bytes)]))
+    let mut remedies = vec![remedy::wait(effect, case.bytes)];
+    remedies.extend(abort(case, thread, &found));
+    Some(verdict(case, &ending, thread, &found, "in kernel code outside the NVIDIA driver", (Vec::new(), remedies)))
 }
 
 fn stuck<'a>(case: &Case<'a>) -> Option<ending::Ending<'a>> {
@@ -52,89 +69,172 @@ fn stuck<'a>(case: &Case<'a>) -> Option<ending::Ending<'a>> {
     (case.falling().is_none() && !ending.is_young(case.now())).then_some(ending)
 }
 
-fn verdict(case: &Case<'_>, ending: &ending::Ending<'_>, thread: &StuckThread, place: &str, remedies: Vec<Remedy>) -> Verdict {
+/// A thread in the driver; or one that is busy, of which nothing could be read, where the GPU is known to be in trouble.
+fn in_driver<'a>(case: &Case<'_>, ending: &ending::Ending<'a>) -> Option<(&'a StuckThread, Where<'a>)> {
+    ending.in_driver().or_else(|| {
+        let thread = ending.busy_unseen().filter(|_| ending.elsewhere().is_none() && health::blocking(case).is_some())?;
+        Some((thread, threads::locate(thread)))
+    })
+}
+
+const fn deduced(found: &Where<'_>) -> &'static str {
+    match found.by {
+        By::Wchan => "its stack could not be read, and it sleeps in a function of the driver",
+        By::Call => "its stack could not be read, and its system call is a request to the driver",
+        By::Stack | By::Nothing => "it uses a CPU in the kernel, its stack could not be read, and the GPU reported an error that blocks the driver",
+    }
+}
+
+/// Who may hold the lock that a thread waits for: what is to be said, and which of them can be ended.
+fn lock<'a>(case: &Case<'a>, ending: &ending::Ending<'_>, found: &Where<'_>) -> (Vec<Note>, Vec<&'a Process>) {
+    let (mut notes, mut blockers) = (Vec::new(), Vec::new());
+    if !matches!(found.wait, Some(Wait::DriverLock | Wait::Lock)) {
+        return (notes, blockers);
+    }
+    for (process, thread) in threads::lock_holders(case.world, ending.process).into_iter().take(HOLDERS_NAMED) {
+        let at = process.state.as_ref().map(|(at, _)| *at);
+        let name = threads::name(process, thread).replacen('t', "T", 1);
+        let what = format!("{name} of {} is inside the driver too and may hold that lock: it {}", words::process(process), threads::seen(case.world, thread));
+        notes.push(note(at, what));
+        // One that is on its way out already cannot be ended.
+        if process.id() != ending.process.id() && ending::of_process(process).is_none() {
+            blockers.push(process);
+        }
+    }
+    let at = case.world.host().kernel_threads.as_ref().map(|(at, _)| *at);
+    for kernel in threads::kernel(case.world).take(HOLDERS_NAMED) {
+        let name = threads::kernel_name(kernel).replacen('t', "T", 1);
+        notes.push(note(at, format!("{name} is inside the driver too and may hold that lock: it {}", threads::seen(case.world, &kernel.thread))));
+    }
+    if notes.is_empty() {
+        notes.push(note(None, "Who holds that lock was not found: no other thread was seen inside the driver"));
+    }
+    (notes, blockers)
+}
+
+/// ", which thread 900 of python3 (PID 890) may hold": behind the clause of a thread that waits for a lock.
+fn held_by(case: &Case<'_>, process: &Process, found: &Where<'_>) -> String {
+    if !matches!(found.wait, Some(Wait::DriverLock | Wait::Lock)) {
+        return String::new();
+    }
+    if let Some((holder, thread)) = threads::lock_holders(case.world, process).first() {
+        return format!(", perhaps {} of {}", threads::name(holder, thread), words::process(holder));
+    }
+    threads::kernel(case.world).next().map(|found| format!(", perhaps {}", threads::kernel_name(found))).unwrap_or_default()
+}
+
+/// What aborts the wait for a file system, milder first.
+fn abort(case: &Case<'_>, thread: &StuckThread, found: &Where<'_>) -> Vec<Remedy> {
+    let sure = thread.mounts.len() == 1;
+    let perhaps = if sure { "" } else { ", if it is this one that the thread waits for" };
+    let pid = case.living_owner().map_or(0, |process| process.id().tgid());
+    let one = |mount: &Mount| -> Vec<Remedy> {
+        let place = threads::mount(mount);
+        // The path of a container's mount means nothing outside of it.
+        let enter = if mount.inside { format!("nsenter -t {pid} -m ") } else { String::new() };
+        match found.wait {
+            Some(Wait::Fuse) => {
+                // The directory has the number of the mount's device (fuse_ctl_add_conn, fs/fuse/control.c).
+                let connection = u64::from(mount.dev.0) << 20 | u64::from(mount.dev.1);
+                let abort = remedy::command(
+                    format!("echo 1 > /sys/fs/fuse/connections/{connection}/abort"),
+                    format!("aborts the FUSE connection of {place}: all its requests fail, and the exit goes on{perhaps}"),
+                    case.bytes.filter(|_| sure),
+                    "whoever uses this mount gets errors; what its server had not written is lost",
+                );
+                let unmount = quoted(&mount.point).map(|point| {
+                    let risk = "the mount is gone until it is mounted again";
+                    let effect = format!("does the same where that file is not there, and removes the mount {place}");
+                    remedy::command(format!("{enter}umount -f -l {point}"), effect, None, risk)
+                });
+                std::iter::once(abort).chain(unmount).collect()
+            }
+            Some(Wait::Nfs) => quoted(&mount.point)
+                .map(|point| {
+                    let effect = format!("makes the pending requests to {place} fail, when its server does not come back{perhaps}");
+                    let risk = "whoever uses this mount gets errors; what was not written is lost";
+                    remedy::command(format!("{enter}umount -f {point}"), effect, case.bytes.filter(|_| sure), risk)
+                })
+                .into_iter()
+                .collect(),
+            _ => Vec::new(),
+        }
+    };
+    thread.mounts.iter().take(MOUNTS_OFFERED).flat_map(one).collect()
+}
+
+/// A path as one word of a shell; nothing when it has characters that would need care.
+fn quoted(path: &str) -> Option<String> {
+    let harmless = |c: char| c.is_ascii_alphanumeric() || matches!(c, '/' | '.' | '_' | '-' | '+' | ':' | '@' | '=' | ',');
+    let plain = path.starts_with('/') && path.chars().all(|c| harmless(c) || c == ' ');
+    plain.then(|| if path.contains(' ') { format!("'{path}'") } else { path.to_owned() })
+}
+
+type Said = (Vec<Note>, Vec<Remedy>);
+
+fn verdict(case: &Case<'_>, ending: &ending::Ending<'_>, thread: &StuckThread, found: &Where<'_>, place: &str, said: Said) -> Verdict {
     let name = words::process(ending.process);
-    let innermost = thread.stack.first().map(|frame| words::plain(frame)).unwrap_or_default();
-    let doing = if thread.state == "R" { "spins" } else { "is stuck" };
+    let doing = if threads::spins(thread) { "spins" } else { "is stuck" };
     let how = if ending.exiting { "whose exit cannot finish" } else { "which cannot die" };
-    let waited = ending.since.map(|since| format!(" for {}", words::duration(case.now().saturating_sub(since)))).unwrap_or_default();
+    let for_long = |since: u64, at_least: &str| format!(" for {at_least}{}", words::duration(case.now().saturating_sub(since)));
+    let seen = || thread.same_since.map(|since| for_long(since, "at least "));
+    let waited = ending.since.map(|since| for_long(since, "")).or_else(seen).unwrap_or_default();
+    let purpose = threads::purpose(found, thread);
+    let holder = held_by(case, ending.process, found);
+    let frame = found.frame.map(|frame| format!(" ({})", words::plain(frame))).unwrap_or_default();
     let watched = case.gpu().is_some_and(|gpu| gpu.flat_for() >= PATIENCE_NS) || ending.since.is_some();
+    let (more, remedies) = said;
+    let mut notes = ending.notes(case.world);
+    notes.extend(flat(case));
+    notes.extend(more);
     Verdict {
-        confidence: if watched { confidence(case) } else { Confidence::Inferred },
-        summary: format!("{} belongs to {name}, {how}: thread {} {doing} {place}{waited} ({innermost}).", case.what(), thread.tid),
-        notes: ending.notes(),
+        confidence: if watched && found.by == By::Stack { confidence(case) } else { Confidence::Inferred },
+        summary: format!(
+            "{} belongs to {name}, {how}: {} {doing} {place}{waited}{purpose}{holder}{frame}.",
+            case.what(),
+            threads::name(ending.process, thread)
+        ),
+        notes,
         remedies,
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use crate::event::{ProcessId, StuckThread};
-    use crate::explanation::{CauseId, Confidence, Holding};
-    use crate::story::Story;
-
-    const BASH: (ProcessId, &str) = (ProcessId(12, 5), "bash");
-
-    fn stuck(letter: &str, stack: &[&str]) -> StuckThread {
-        let stack = stack.iter().map(|frame| (*frame).to_owned()).collect();
-        StuckThread { tid: 577, state: letter.into(), exiting: false, stack }
-    }
-
-    /// SIGKILL was sent half a minute ago and the memory stays.
-    fn killed_in_vain(thread: StuckThread) -> Holding {
-        let mut story = Story::warm();
-        let trainer = story.process(574, "EngineCore");
-        story.uses_cuda(trainer);
-        story.nvml(2_560, &[(574, 2_560)]);
-        story.signals(Some(BASH), trainer, 9);
-        story.wait(30);
-        story.used(2_560);
-        story.stands(trainer, "R", |s| (s.pending, s.stuck) = (1 << 8, vec![thread]));
-        story.holding()
-    }
-
-    #[test]
-    fn a_driver_frame_means_the_driver_even_for_a_spinning_thread() {
-        let holding = killed_in_vain(stuck("R", &["uvm_spin_loop+0x1c/0x90 [nvidia_uvm]", "uvm_ioctl+0x1/0x2 [nvidia_uvm]"]));
-        assert_eq!((holding.cause, holding.confidence), (CauseId::ExitBlockedInDriver, Confidence::Exact));
-        assert_eq!(
-            holding.summary,
-            "2.5 GiB on GPU 0 belongs to EngineCore (PID 574), which cannot die: thread 577 spins inside the NVIDIA driver \
-             for 30.0 s (uvm_spin_loop+0x1c/0x90 [nvidia_uvm])."
-        );
-        assert!(holding.remedy.iter().all(|r| r.command.as_deref().is_none_or(|c| !c.starts_with("kill"))));
-    }
-
-    #[test]
-    fn without_a_driver_frame_the_gpu_is_innocent() {
-        let holding = killed_in_vain(stuck("D", &["request_wait_answer+0x1/0x2 [fuse]", "fuse_read+0x1/0x2 [fuse]"]));
-        assert_eq!(holding.cause, CauseId::ExitBlockedElsewhere);
-        assert!(holding.summary.contains("thread 577 is stuck in kernel code outside the NVIDIA driver for 30.0 s (request_wait_answer"));
-    }
-
-    #[test]
-    fn without_a_stack_it_cannot_be_told_and_says_what_to_read() {
-        let holding = killed_in_vain(stuck("D", &[]));
-        assert_eq!(holding.cause, CauseId::Unknown);
-        assert!(holding.summary.contains("cat /proc/574/task/*/stack"), "{}", holding.summary);
-    }
-
-    #[test]
-    fn a_fresh_sigkill_is_given_time() {
-        let mut story = Story::warm();
-        let trainer = story.process(574, "EngineCore");
-        story.uses_cuda(trainer);
-        story.signals(Some(BASH), trainer, 9);
-        story.stands(trainer, "D", |s| s.stuck = vec![stuck("D", &["x+0x1/0x2 [nvidia]"])]);
-        assert_eq!(story.holding().cause, CauseId::TeardownRunning);
-    }
-
-    #[test]
-    fn a_thread_in_the_driver_without_any_signal_is_a_living_owner() {
-        let mut story = Story::warm();
-        let trainer = story.process(574, "EngineCore");
-        story.uses_cuda(trainer);
-        story.stands(trainer, "D", |s| s.stuck = vec![stuck("D", &["x+0x1/0x2 [nvidia]"])]);
-        assert_eq!(story.holding().cause, CauseId::OwnerAlive);
-    }
+/// No process is left, and a thread of the kernel does not get on with the release.
+fn kernel_thread(case: &Case<'_>) -> Option<Verdict> {
+    let deferred = deferred::of(case).filter(|deferred| case.falling().is_none() && !deferred.is_young(case))?;
+    let found = threads::locate(&deferred.thread.thread);
+    let doing = if threads::spins(&deferred.thread.thread) { "spins" } else { "is stuck" };
+    let kernel = threads::kernel_name(deferred.thread);
+    let purpose = threads::purpose(&found, &deferred.thread.thread);
+    let since = deferred.thread.thread.same_since.map(|since| format!(" for at least {}", words::duration(case.now().saturating_sub(since))));
+    let frame = found.frame.map(|frame| format!(" ({})", words::plain(frame))).unwrap_or_default();
+    let (steps, why_not) = way_out::steps(case, &[], Some(&kernel));
+    let mut notes = vec![deferred.note(case.world)];
+    notes.extend(flat(case));
+    notes.extend(why_not);
+    let mut remedies = vec![remedy::wait("no process is left to signal: the kernel's thread must come back from the driver", None)];
+    remedies.extend(steps);
+    Some(Verdict {
+        confidence: Confidence::Inferred,
+        summary: format!(
+            "{} {}; {kernel}, which releases files inside the NVIDIA driver, {doing} there{}{purpose}{frame}.",
+            case.what(),
+            deferred::belonged(case),
+            since.unwrap_or_default()
+        ),
+        notes,
+        remedies,
+    })
 }
+
+/// How long used memory has stayed as it is.
+fn flat(case: &Case<'_>) -> Option<Note> {
+    let gpu = case.gpu()?;
+    let flat = gpu.flat_for();
+    let used = gpu.memory.filter(|_| flat > 0)?.used;
+    let index = case.gpu?;
+    Some(note(Some(gpu.sampled_at), format!("Used memory of GPU {index} has stayed at {} for {}", words::size(used), words::duration(flat))))
+}
+
+#[cfg(test)]
+mod tests;

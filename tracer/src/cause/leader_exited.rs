@@ -4,7 +4,8 @@
 //! nvidia-smi cannot name it; yet it is a living process: its threads have its memory and its descriptors.
 //!
 //! * **Must be seen:** the leader exited and the group has live threads.
-//! * **Would refute it:** no live thread (then it is a real zombie and holds nothing).
+//! * **Would refute it:** no live thread (then it is a real zombie and holds nothing); all that is left sits in the driver, or was killed
+//!   and does not end (`exit_blocked_in_driver`).
 //! * **Confidence:** exact.
 //! * **Remedy:** signal the PID as usual: signals go to the whole group.
 

@@ -8,11 +8,11 @@
 //! * **Would refute it:** a holder, or a living context that may have it and that no recording rules out; memory that falls; a scan
 //!   that could not read everything (then `unknown`).
 //! * **Confidence:** inferred: that nothing holds it was seen, that the driver lost it is what remains.
-//! * **Remedy:** nothing to kill. Look at the kernel log; unload kernel clients; in the end reset the GPU.
+//! * **Remedy:** nothing to kill. Look at the kernel log; reload nvidia_uvm when nothing uses it; reset the GPU; reboot.
 
 use super::case::{Case, Kind};
 use super::evidence::{ended, note};
-use super::{Verdict, remedy, unknown};
+use super::{Verdict, unknown, way_out};
 use crate::explanation::Confidence;
 
 /// Whether this is the cause.
@@ -32,27 +32,14 @@ pub fn judge(case: &Case<'_>) -> Option<Verdict> {
         "Ruled out: a descriptor in any of {} processes and their threads, one unread in a unix socket, one in an io_uring",
         scan.processes
     );
-    let gpu = case.gpu.unwrap_or_default();
-    let pci = case.gpu().and_then(|gpu| gpu.pci.clone());
-    let target = pci.filter(|pci| pci.chars().all(|c| c.is_ascii_hexdigit() || matches!(c, ':' | '.')));
+    let (remedies, why_not) = way_out::steps(case, &[], None);
+    let mut notes = vec![note(Some(scan.at), ruled_out)];
+    notes.extend(why_not);
     Some(Verdict {
         confidence: Confidence::Inferred,
         summary: format!("{} {belonged} nothing on this host holds it: the driver lost it or a client inside the kernel has it.", case.what()),
-        notes: vec![note(Some(scan.at), ruled_out)],
-        remedies: vec![
-            remedy::command(
-                "dmesg --time-format iso | grep -iE 'xid|nvrm|nvidia'".to_owned(),
-                "shows what the driver says of this GPU",
-                None,
-                "none",
-            ),
-            remedy::command(
-                format!("nvidia-smi --gpu-reset -i {}", target.unwrap_or_else(|| gpu.to_string())),
-                "resets the GPU",
-                case.bytes,
-                "every process on this GPU, and on GPUs linked to it, loses its work",
-            ),
-        ],
+        notes,
+        remedies,
     })
 }
 

@@ -11,10 +11,15 @@
 
 use super::case::{Case, Kind, OwnerFrom};
 use super::evidence::{confidence, fate, note, sender};
+use super::threads::{self, Place};
 use super::{Note, Verdict, remedy, words};
 use crate::explanation::Confidence;
+use crate::world::World;
 use crate::world::process::{Process, Stage};
 use crate::world::signal;
+
+/// Threads inside the driver that are told.
+const THREADS_TOLD: usize = 2;
 
 /// Whether this is the cause.
 #[must_use]
@@ -41,7 +46,7 @@ pub fn judge(case: &Case<'_>) -> Option<Verdict> {
     Some(Verdict {
         confidence: if certain { confidence(case) } else { Confidence::Inferred },
         summary,
-        notes: remarks(process),
+        notes: remarks(case.world, process),
         remedies: remedy::end_all(case, &[process]),
     })
 }
@@ -57,7 +62,7 @@ fn state_words(process: &Process) -> &'static str {
 }
 
 /// Signals that did not end it, and those that would not.
-fn remarks(process: &Process) -> Vec<Note> {
+fn remarks(world: &World, process: &Process) -> Vec<Note> {
     let name = words::process(process);
     let mut notes = Vec::new();
     for record in process.signals.iter().filter(|r| signal::asks_to_end(r.sig)) {
@@ -80,6 +85,12 @@ fn remarks(process: &Process) -> Vec<Note> {
     }
     if state.state == "D" {
         notes.push(note(None, format!("{name} is in uninterruptible sleep: no signal reaches it before that ends")));
+    }
+    let at = process.state.as_ref().map(|(at, _)| *at);
+    let in_driver = state.stuck.iter().filter(|thread| threads::locate(thread).place == Place::Driver);
+    for thread in in_driver.take(THREADS_TOLD) {
+        let what = threads::name(process, thread).replacen('t', "T", 1);
+        notes.push(note(at, format!("{what} of {name} is inside the NVIDIA driver: it {}", threads::seen(world, thread))));
     }
     notes
 }

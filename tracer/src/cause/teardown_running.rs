@@ -3,42 +3,58 @@
 //! The kernel unpins host memory and the driver tears contexts down while the process exits, and partly after it: 32
 //! GiB of pinned memory took 4.3 s, 243 GB took 26 s. Nobody has to do anything.
 //!
+//! The last reference may also go on a thread of the kernel itself (a kworker in `delayed_fput`, the driver's "nv_queue" or "UVM
+//! deferred release queue"): then no process is left, and that thread is named.
+//!
 //! * **Must be seen:** the owner is exiting, or is dead and nobody holds its files; and the GPU's used memory is
-//!   falling, or the exit is younger than five seconds.
+//!   falling, or the exit is younger than five seconds, or a thread of the exit is at work: it uses a CPU, for at most
+//!   five minutes, and unmaps host memory or shows no stack.
 //! * **Would refute it:** memory that does not fall while a thread sits in the kernel (`exit_blocked_*`), or that
 //!   stays after the last holder is gone (`no_holder`).
-//! * **Confidence:** exact while memory is falling; inferred from the exit's age.
+//! * **Confidence:** exact while memory is falling; inferred from the exit's age or from what a thread does.
 //! * **Remedy:** wait.
 
 use super::case::{Case, Kind, PATIENCE_NS};
 use super::evidence::note;
-use super::{Note, Verdict, ending, remedy, words};
+use super::{Note, Verdict, deferred, ending, health, remedy, words};
+use crate::event::{BootNs, StuckThread};
 use crate::explanation::Confidence;
 use crate::world::process::Process;
+
+/// Work that is older than this is not simply slow: 243 GB of pinned memory took 26 s, and 2 TB would take four minutes.
+const WORK_MAX_NS: BootNs = 300_000_000_000;
 
 /// Whether this is the cause.
 #[must_use]
 pub fn judge(case: &Case<'_>) -> Option<Verdict> {
     let falling = case.falling();
     let ending = ending::of(case);
-    let (subject, young, mut notes) = match &ending {
-        Some(ending) => (exiting(case, ending.process), is_early(case, ending), ending.notes()),
-        None if case.kind != Kind::Files && case.living_owner().is_none() => {
+    let deferred = deferred::of(case);
+    let work = ending.as_ref().and_then(|ending| at_work(case, ending));
+    let (subject, young, mut notes) = match (&ending, &deferred) {
+        (Some(ending), _) => (exiting(case, ending.process), is_early(case, ending) || work.is_some(), ending.notes(case.world)),
+        (None, Some(deferred)) => (deferred.subject(case), deferred.is_young(case), vec![deferred.note(case.world)]),
+        (None, None) if case.kind != Kind::Files && case.living_owner().is_none() => {
             let ended = case.owner.and_then(|owner| owner.process).and_then(Process::ended_at);
             let young = ended.is_some_and(|at| case.now().saturating_sub(at) < PATIENCE_NS);
             (after_the_end(case), young, Vec::new())
         }
-        None => return None,
+        (None, None) => return None,
     };
     if falling.is_none() && !young {
         return None;
     }
-    let how = match falling {
-        Some((since, from)) => {
+    let how = match (falling, work) {
+        (Some((since, from)), _) => {
             notes.push(fall(case, since, from));
-            "and the GPU's used memory is falling"
+            "and the GPU's used memory is falling".to_owned()
         }
-        None => "and the driver may still be taking its context apart",
+        (None, Some(thread)) if thread.stack.is_empty() => {
+            format!("and thread {} is busy in the kernel, as while host memory is unpinned", thread.tid)
+        }
+        (None, Some(thread)) => format!("and thread {} unmaps its host memory", thread.tid),
+        (None, None) if deferred.is_some() => "and that has not lasted long".to_owned(),
+        (None, None) => "and the driver may still be taking its context apart".to_owned(),
     };
     Some(Verdict {
         confidence: if falling.is_some() { Confidence::Exact } else { Confidence::Inferred },
@@ -48,10 +64,23 @@ pub fn judge(case: &Case<'_>) -> Option<Verdict> {
     })
 }
 
-/// The exit may not be over: it is young, or nothing of it was seen and no thread is known to be stuck.
+/// A thread that takes the process apart: its GPU memory follows when that is done. A busy thread that cannot be seen may as well
+/// spin, where the GPU is known to be in trouble.
+fn at_work<'a>(case: &Case<'_>, ending: &ending::Ending<'a>) -> Option<&'a StuckThread> {
+    let thread = ending.at_work()?;
+    let since = ending.since.or(thread.same_since);
+    let old = since.is_some_and(|since| case.now().saturating_sub(since) > WORK_MAX_NS);
+    let doubtful = thread.stack.is_empty() && health::blocking(case).is_some();
+    (!old && !doubtful).then_some(thread)
+}
+
+/// The exit may not be over: it is young, or nothing of it was seen and no thread is known to be stuck. An ordinary exit sleeps
+/// inside the driver too (`rcu_barrier` below uvm_va_space_destroy), for a tenth of a second.
 fn is_early(case: &Case<'_>, ending: &ending::Ending<'_>) -> bool {
     let flat = case.gpu().is_some_and(|gpu| gpu.flat_for() >= PATIENCE_NS);
-    let stuck = ending.stuck.iter().any(|thread| thread.state == "D" || !thread.stack.is_empty());
+    // Recordings of before have no CPU times, nor what two looks say.
+    let stays = |thread: &StuckThread| thread.same_since.is_some() || thread.cpu_ns.is_none();
+    let stuck = ending.stuck.iter().any(|thread| stays(thread) && (thread.state == "D" || !thread.stack.is_empty()));
     ending.is_young(case.now()) || (ending.since.is_none() && ending.exiting && !stuck && !flat)
 }
 

@@ -22,9 +22,8 @@ pub fn verdict(case: &Case<'_>) -> Verdict {
     let mut missing = missing(case);
     let mut notes = Vec::new();
     if let Some(ending) = ending::of(case) {
-        notes.extend(ending.notes());
-        let pid = ending.process.id().tgid();
-        missing.push(format!("where its threads are (as root: cat /proc/{pid}/task/*/stack)"));
+        notes.extend(ending.notes(case.world));
+        missing.push(ending.missing());
     }
     if missing.is_empty() {
         missing.push("how its files are kept open (run outlive record before it happens again)".to_owned());

@@ -2,7 +2,7 @@
 //!
 //! Always true: every field but the id may be absent or zero; absent means "not known", never "none".
 
-use super::{ProcessId, Token};
+use super::{BootNs, ProcessId, Token};
 use serde::{Deserialize, Serialize};
 
 /// A container, as read from a cgroup path.
@@ -124,16 +124,117 @@ pub struct ProcessState {
     pub stuck: Vec<StuckThread>,
 }
 
-/// A thread that neither runs user code nor is gone.
+impl ProcessState {
+    /// It is on its way out: its exit has begun, or SIGKILL is pending.
+    #[must_use]
+    pub const fn must_die(&self) -> bool {
+        self.exiting || self.pending & (1 << 8) != 0
+    }
+}
+
+/// A thread that neither runs user code nor is gone. What could not be read is absent.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct StuckThread {
     /// Thread id.
     pub tid: u32,
+    /// comm of the thread.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub comm: Option<String>,
     /// State letter.
     pub state: String,
     /// It is exiting.
     pub exiting: bool,
-    /// Kernel stack, innermost first: "uvm_spin_loop+0x1c/0x90 [nvidia_uvm]".
+    /// Kernel stack, innermost first: "uvm_spin_loop+0x1c/0x90 [nvidia_uvm]". Empty also while the thread is on a CPU.
     pub stack: Vec<String>,
+    /// The function that it sleeps in (/proc/PID/task/TID/wchan), where there is no stack.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub wchan: Option<String>,
+    /// The system call that it is in, where it is not running.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub syscall: Option<String>,
+    /// What the descriptor of that call is: "/dev/nvidia-uvm".
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub file: Option<String>,
+    /// CPU time of the thread so far, ns.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpu_ns: Option<u64>,
+    /// What of that it used between the last two looks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ran: Option<Ran>,
+    /// First look that found it in the same place.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub same_since: Option<BootNs>,
+    /// File systems that it may be waiting for.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub mounts: Vec<Mount>,
+}
+
+/// CPU time that a thread used, and in how long.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Ran {
+    /// CPU time, ns.
+    pub cpu_ns: u64,
+    /// Time between the two looks, ns.
+    pub over_ns: u64,
+}
+
+impl Ran {
+    /// It was on a CPU for at least half of the time.
+    #[must_use]
+    pub const fn spins(self) -> bool {
+        self.over_ns > 0 && self.cpu_ns.saturating_mul(2) >= self.over_ns
+    }
+
+    /// Part of the time that it was on a CPU, per cent.
+    #[must_use]
+    pub fn percent(self) -> u64 {
+        self.cpu_ns.saturating_mul(100).checked_div(self.over_ns).unwrap_or_default()
+    }
+}
+
+/// A mounted file system.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Mount {
+    /// Where.
+    pub point: String,
+    /// "fuse.rclone", "nfs4", "ext4".
+    pub kind: String,
+    /// "server:/export", "rclone", "/dev/sda1".
+    pub source: String,
+    /// Major and minor number of its device. A FUSE mount's connection has this number (fuse_ctl_add_conn, fs/fuse/control.c).
+    pub dev: (u32, u32),
+    /// How it is known that the thread waits for it.
+    pub by: MountBy,
+    /// `point` is a path in another mount namespace than that of PID 1: of a container.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub inside: bool,
+}
+
+/// Why a mount is in a list, best first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MountBy {
+    /// The thread's system call works on a file of it.
+    Syscall,
+    /// The process has a file of it open or mapped.
+    Open,
+    /// It is mounted where the process can see it.
+    #[default]
+    #[serde(other)]
+    Mounted,
+}
+
+/// A thread of the kernel itself that is inside the NVIDIA driver.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct KernelThread {
+    /// Who.
+    pub id: ProcessId,
+    /// "kworker/3:1", "nv_queue", "UVM deferred release queue".
+    pub comm: String,
+    /// Where it is.
+    pub thread: StuckThread,
 }

@@ -3,11 +3,12 @@
 //! Always true: times are RFC 3339 in UTC, or null; order is fixed.
 
 use super::{
-    AccountPart, BooksPart, CauseId, Descriptor, Evidence, ExitPart, GpuPart, HeldPart, HolderPart, Holding, ObjectPart, OwnerPart,
+    AccountPart, BooksPart, CauseId, Descriptor, Evidence, ExitPart, GpuPart, HealthPart, HeldPart, HolderPart, Holding, ObjectPart, OwnerPart,
     ParentPart, PidsPart, ZombiePart,
 };
 use crate::cause::case::{Case, HolderView, Owner};
 use crate::cause::evidence::{container, sender};
+use crate::cause::health::recovery;
 use crate::cause::shares::Share;
 use crate::cause::{Verdict, words};
 use crate::event::rm::ExportKind;
@@ -188,6 +189,12 @@ pub(super) fn gpus(world: &World, holdings: &[Holding]) -> Vec<GpuPart> {
             attributed_bytes: memory.map(|_| of_it.iter().filter_map(|h| h.bytes).fold(0, u64::saturating_add)),
             unexplained_bytes: account.as_ref().map(|account| account.unexplained_bytes),
             account,
+            health: gpu.health.map(|(_, health)| HealthPart {
+                recovery_action: health.recovery,
+                asks_for: health.recovery.map(|action| recovery(action).to_owned()),
+                lost: health.lost,
+                reset_required: health.reset_required,
+            }),
         }
     };
     world.gpus().iter().map(part).collect()

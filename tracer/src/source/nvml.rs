@@ -12,6 +12,7 @@
 //! While a sampler lives, NVML keeps every GPU open, so that the driver cannot be unloaded or a GPU be reset.
 
 mod failure;
+mod health;
 mod sampling;
 mod xid;
 

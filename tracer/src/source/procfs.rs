@@ -8,9 +8,12 @@
 
 mod cgroup;
 mod container;
+mod guard;
 mod host;
+mod mounts;
 mod process;
 mod status;
+mod stuck;
 
 use std::io::Read;
 use std::path::{Path, PathBuf};

@@ -1,6 +1,7 @@
 //! What the recorder and a live look ask of the world.
 
 use super::World;
+use super::gpu::{Gpu, NOISE_BYTES};
 use super::process::{Process, Stage};
 use crate::event::ProcessId;
 use std::collections::{BTreeMap, BTreeSet};
@@ -44,6 +45,30 @@ impl World {
     pub fn something_is_leaving(&self) -> bool {
         let leaving = |p: &Process| p.stage() == Stage::Exiting || p.is_alive() && p.state().is_some_and(|s| !s.stuck.is_empty());
         self.processes().any(|p| leaving(p) && (!p.files.is_empty() || self.uses_gpu(p.id())))
+    }
+
+    /// Some GPU process should be gone: its exit has begun, or SIGKILL is pending.
+    #[must_use]
+    pub fn somebody_must_die(&self) -> bool {
+        let must = |p: &Process| p.stage() == Stage::Exiting || p.is_alive() && p.state().is_some_and(|s| s.must_die());
+        self.processes().any(|p| must(p) && self.uses_gpu(p.id()))
+    }
+
+    /// Where the kernel's own threads are matters: somebody dies, memory is in use that no living process is charged for, or one of
+    /// them was found inside the driver.
+    #[must_use]
+    pub fn wants_kernel_threads(&self) -> bool {
+        let nobodys = |gpu: &Gpu| {
+            let dead = gpu.lines.keys().any(|(pid, _)| self.is_absent(*pid) || self.living(*pid).is_some_and(|p| !p.is_alive()));
+            dead || gpu.uncharged().is_some_and(|bytes| bytes > NOISE_BYTES)
+        };
+        self.is_kernel_at_it() || self.somebody_must_die() || self.gpus.values().any(nobodys)
+    }
+
+    /// A kernel thread was last seen inside the driver.
+    #[must_use]
+    pub fn is_kernel_at_it(&self) -> bool {
+        self.host.kernel_threads.as_ref().is_some_and(|(_, list)| !list.is_empty())
     }
 
     /// Some description is held whose opener is not known to live.

@@ -5,7 +5,7 @@
 //! they ended.
 
 use super::World;
-use super::gpu::Gpu;
+use super::gpu::{Gpu, Health};
 use super::host::Host;
 use super::process::{ExitRecord, Process};
 use crate::event::{
@@ -132,12 +132,21 @@ fn carry_host(host: &Host, out: &mut Vec<Event>) {
         let (pci, message) = (xid.pci.clone(), xid.message.clone());
         out.push(event(xid.at, What::Xid { pci, code: xid.code, pid: xid.pid, message }));
     }
+    if let Some((at, list)) = host.kernel_threads.as_ref().filter(|(_, list)| !list.is_empty()) {
+        out.push(event(*at, What::KernelThreads { list: list.clone() }));
+    }
+    if !host.modules.is_empty() {
+        out.push(event(host.now, What::Modules { users: host.modules.clone() }));
+    }
 }
 
 fn carry_gpu(index: u32, gpu: &Gpu, out: &mut Vec<Event>) {
     let at = gpu.samples.front().map_or(gpu.sampled_at, |(at, _)| *at);
     let (uuid, name) = (gpu.uuid.clone(), gpu.name.clone());
     out.push(event(at, What::Gpu { gpu: index, uuid, name, minor: gpu.minor, pci: gpu.pci.clone(), settled_at: gpu.settled_at }));
+    if let Some((at, Health { recovery, lost, reset_required })) = gpu.health {
+        out.push(event(at, What::GpuHealth { gpu: index, recovery, lost, reset_required }));
+    }
     if let Some(memory) = gpu.memory {
         let sample = |at, used| {
             event(at, What::GpuMemory { gpu: index, total: memory.total, used, reserved: memory.reserved })

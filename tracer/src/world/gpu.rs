@@ -58,6 +58,19 @@ pub struct Gpu {
     pub listed_at: Option<BootNs>,
     /// Last time that all that was in use was charged to somebody.
     pub settled_at: Option<BootNs>,
+    /// What NVML last said of its health, and since when; absent when it never said anything.
+    pub health: Option<(BootNs, Health)>,
+}
+
+/// A GPU's health in NVML's words.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Health {
+    /// `nvmlDeviceGpuRecoveryAction_t`.
+    pub recovery: Option<u32>,
+    /// It fell off the bus.
+    pub lost: bool,
+    /// It does not answer before a reset.
+    pub reset_required: bool,
 }
 
 impl Gpu {

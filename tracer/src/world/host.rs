@@ -2,7 +2,7 @@
 //!
 //! Always true: bounded, and no clock is read: wall-clock times are computed from what the events say.
 
-use crate::event::{BootNs, Header};
+use crate::event::{BootNs, Header, KernelThread};
 use crate::explanation::LimitPart;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, SystemTime};
@@ -13,6 +13,9 @@ pub const XIDS_KEPT: usize = 256;
 const CLOCKS_KEPT: usize = 256;
 /// Limits kept.
 const LIMITS_KEPT: usize = 256;
+/// Kernel threads and modules kept.
+const KERNEL_THREADS_KEPT: usize = 64;
+const MODULES_KEPT: usize = 32;
 
 /// A GPU error.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,6 +64,10 @@ pub struct Host {
     pub xids: VecDeque<Xid>,
     /// The last scan.
     pub scan: Option<LastScan>,
+    /// Kernel threads inside the driver, when they were last looked for.
+    pub kernel_threads: Option<(BootNs, Vec<KernelThread>)>,
+    /// Users of each loaded module of the driver, as last read.
+    pub modules: BTreeMap<String, u32>,
     /// When the recorder stopped, and why.
     pub stopped: Option<(BootNs, String)>,
 }
@@ -112,6 +119,16 @@ impl Host {
             self.xids.pop_front();
         }
         self.xids.push_back(xid);
+    }
+
+    /// The kernel threads inside the driver are these now.
+    pub fn sees_kernel_threads(&mut self, at: BootNs, list: &[KernelThread]) {
+        self.kernel_threads = Some((at, list.iter().take(KERNEL_THREADS_KEPT).cloned().collect()));
+    }
+
+    /// The modules of the driver have these users now.
+    pub fn sees_modules(&mut self, users: &BTreeMap<String, u32>) {
+        self.modules = users.iter().take(MODULES_KEPT).map(|(name, users)| (name.clone(), *users)).collect();
     }
 
     /// Keeps a limit.

@@ -2,14 +2,15 @@
 
 use super::World;
 use crate::event::{
-    Action, Dev, Event, GpuProcess, GpuUse, Header, Hold, ProcessId, ProcessInfo, ProcessState, SignalResult, StuckThread, Via,
-    What,
+    Action, Dev, Event, GpuProcess, GpuUse, Header, Hold, KernelThread, Mount, ProcessId, ProcessInfo, ProcessState, Ran, SignalResult,
+    StuckThread, Via, What,
 };
 use crate::explanation::{Explanation, explain};
 use crate::story::{CTL, GPU0, UVM, fold};
 use crate::timeline::timelines;
 use proptest::collection::vec;
 use proptest::prelude::*;
+use std::collections::BTreeMap;
 
 /// Few processes and files, so that they meet.
 fn process() -> impl Strategy<Value = ProcessId> {
@@ -78,12 +79,14 @@ fn looks() -> impl Strategy<Value = What> {
         let comm = Some("known".to_owned());
         What::Process(Box::new(ProcessInfo { id, parent, cred, pgrp, never_execed, comm, ..ProcessInfo::default() }))
     });
-    let stack = prop_oneof![Just(vec![]), Just(vec!["f+0x1 [nvidia]".to_owned()]), Just(vec!["f+0x1".to_owned()])];
+    let stack = prop_oneof![Just(vec![]), Just(vec!["f+0x1 [nvidia]".to_owned()]), Just(vec!["f+0x1".to_owned()]), Just(vec!["fuse_x+0x1".to_owned()])];
     let letter = prop_oneof![Just("R"), Just("S"), Just("D"), Just("T"), Just("t"), Just("Z")];
     let state = (process(), letter, 0_u32..3, any::<[bool; 4]>(), any::<(u64, u64)>(), stack);
     let state = state.prop_map(|(id, letter, live_threads, flags, (pending, blocked), stack)| {
         let [leader_exited, exiting, dumping_core, frozen] = flags;
-        let stuck = vec![StuckThread { tid: 1, state: "D".into(), exiting, stack }];
+        let mounts = vec![Mount { point: "/mnt".into(), kind: "fuse.x".into(), dev: (0, live_threads), ..Mount::default() }];
+        let (ran, same_since) = (Some(Ran { cpu_ns: pending, over_ns: blocked }), frozen.then_some(pending));
+        let stuck = vec![StuckThread { tid: 1, state: "D".into(), exiting, stack, mounts, ran, same_since, ..Default::default() }];
         let state = letter.to_owned();
         let known = ProcessState { id, state, live_threads, leader_exited, exiting, dumping_core, frozen, pending, blocked, ..Default::default() };
         What::State(Box::new(ProcessState { stuck, ..known }))
@@ -105,6 +108,13 @@ fn surroundings() -> impl Strategy<Value = What> {
         1 => list,
         1 => (0_u32..3).prop_map(|gpu| What::Gpu { gpu, uuid: "u".into(), name: "n".into(), minor: Some(0), pci: None, settled_at: None }),
         1 => (0_u32..100).prop_map(|code| What::Xid { pci: "0000:0b:00".into(), code, pid: Some(3), message: "m".into() }),
+        1 => any::<[bool; 2]>().prop_map(|[lost, reset_required]| What::GpuHealth { gpu: 0, recovery: Some(1), lost, reset_required }),
+        1 => (process(), any::<Option<u64>>()).prop_map(|(id, same_since)| {
+            let stack = vec!["nvidia_close+0x1/0x2 [nvidia]".to_owned(), "delayed_fput+0x1/0x2".to_owned()];
+            let thread = StuckThread { tid: id.tgid(), state: "D".into(), stack, same_since, ..StuckThread::default() };
+            What::KernelThreads { list: vec![KernelThread { id, comm: "kworker/0:1".into(), thread }] }
+        }),
+        1 => (0_u32..3).prop_map(|users| What::Modules { users: BTreeMap::from([("nvidia_uvm".to_owned(), users)]) }),
         1 => any::<u64>().prop_map(|count| What::Lost { cause: "ring_full".into(), count }),
         1 => any::<u64>().prop_map(|real_ns| What::Clock { real_ns }),
         1 => proptest::option::of(0_u64..9).prop_map(|watching_since| {

@@ -14,7 +14,7 @@ use nvml_wrapper::struct_wrappers::device::{MemoryInfo, ProcessInfo};
 use nvml_wrapper::{Device, Nvml};
 use tokio::sync::mpsc;
 
-use super::{Options, Rate, Shared, failure, limit};
+use super::{Options, Rate, Shared, failure, health, limit};
 use crate::event::{Event, GpuProcess, GpuUse, What};
 use crate::sys;
 
@@ -23,6 +23,8 @@ const RETRY: Duration = Duration::from_secs(10);
 /// A list that grows while it is read is read again this often.
 const LIST_TRIES: usize = 4;
 const NAME_MAX: usize = 256;
+/// A GPU's health changes rarely: it is asked for no more often than this.
+const HEALTH_EVERY: Duration = Duration::from_secs(5);
 
 /// Where the library is when the loader does not find it by name: WSL, NixOS, GKE, the GPU operator.
 const LIBRARIES: [&str; 6] = [
@@ -191,6 +193,20 @@ struct Known {
     gpus: BTreeMap<u32, What>,
     memory: BTreeMap<u32, What>,
     lists: BTreeMap<u32, Vec<GpuProcess>>,
+    health: BTreeMap<u32, What>,
+    /// When a GPU's health was last asked for.
+    health_at: BTreeMap<u32, Instant>,
+}
+
+impl Known {
+    /// Says how a GPU is when that is news.
+    fn health(&mut self, gpu: u32, whole: bool, now: What, out: &mut Out) {
+        let before = self.health.get(&gpu);
+        if (before.is_some() || !health::is_silent(&now)) && (whole || before != Some(&now)) {
+            out.send(now.clone());
+            self.health.insert(gpu, now);
+        }
+    }
 }
 
 /// One sample of everything; an error means that NVML must be initialised anew.
@@ -209,6 +225,9 @@ fn sample(
             Err((error, _)) if failure::is_fatal(&error) => return Err(error),
             Err((error, question)) => {
                 complete = false;
+                if let Some(now) = health::failed(&error, gpu) {
+                    known.health(gpu, whole, now, out);
+                }
                 out.limit(failure::gpu(&error, gpu, question));
             }
         }
@@ -269,6 +288,14 @@ fn sample_gpu(
             list: list.clone(),
         });
         known.lists.insert(gpu, list);
+    }
+    let asked = known.health_at.get(&gpu);
+    if whole || asked.is_none_or(|asked| asked.elapsed() >= HEALTH_EVERY) {
+        known.health_at.insert(gpu, Instant::now());
+        let now = shared.call(format!("for the health of GPU {gpu}"), || {
+            health::of(&device, gpu)
+        });
+        known.health(gpu, whole, now, out);
     }
     Ok(())
 }

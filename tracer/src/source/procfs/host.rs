@@ -2,6 +2,10 @@
 
 use super::{Proc, bounded};
 use crate::event::Header;
+use std::collections::BTreeMap;
+
+/// The driver's modules, and those that pin its memory.
+const MODULES: [&str; 6] = ["nvidia", "nvidia_uvm", "nvidia_modeset", "nvidia_drm", "nvidia_peermem", "gdrdrv"];
 
 /// Inode number of the initial PID namespace (PROC_PID_INIT_INO, include/linux/proc_ns.h).
 const INITIAL_PID_NAMESPACE: &str = "pid:[4026531836]";
@@ -51,6 +55,13 @@ impl Proc {
             initial_pid_namespace: namespace
                 .is_ok_and(|link| link.as_os_str() == INITIAL_PID_NAMESPACE),
         }
+    }
+
+    /// Users of each loaded module of the driver: open files, and other modules.
+    #[must_use]
+    pub fn modules(&self) -> BTreeMap<String, u32> {
+        let users = |name: &&str| Some(((*name).to_owned(), self.number(format!("sys/module/{name}/refcnt"))?));
+        MODULES.iter().filter_map(users).collect()
     }
 
     /// Version of the loaded NVIDIA driver.

@@ -4,18 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::cgroup::Paths;
 use super::status::Status;
-use super::{Proc, TEXT_MAX, bounded, container};
-use crate::event::{ProcessId, ProcessInfo, ProcessState, StuckThread};
+use super::{Proc, TEXT_MAX, bounded, container, guard};
+use crate::event::{ProcessId, ProcessInfo, ProcessState};
 use crate::snapshot::TaskLine;
 
-/// Kernel stack frames that are kept.
-const FRAMES_MAX: usize = 64;
-/// Threads of a process whose stacks are read.
-const STUCK_MAX: usize = 64;
-const FRAME_MAX: usize = 256;
-
 // include/linux/sched.h
-const PF_EXITING: u32 = 0x4;
+pub(super) const PF_EXITING: u32 = 0x4;
 const PF_FORKNOEXEC: u32 = 0x40;
 const TASK_UNINTERRUPTIBLE: u32 = 0x2;
 const TASK_STOPPED: u32 = 0x4;
@@ -65,6 +59,7 @@ impl Proc {
                 described.1.push(state);
             }
         }
+        self.add_lock_holders(tasks, &mut described.1);
         described
     }
 
@@ -86,7 +81,7 @@ impl Proc {
         let cgroup = paths.shown().map(str::to_owned);
         let mut info = ProcessInfo {
             id,
-            cmdline: self.cmdline(id.tgid()),
+            cmdline: self.cmdline(id.tgid(), threads.iter().any(|task| may_hold_locks(task))),
             container: [&paths.unified, &paths.pids, &paths.freezer]
                 .into_iter()
                 .flatten()
@@ -107,9 +102,11 @@ impl Proc {
         info
     }
 
-    /// Arguments joined by spaces. The process can write anything there.
-    fn cmdline(&self, pid: u32) -> Option<String> {
-        let mut bytes = self.bytes(format!("proc/{pid}/cmdline"))?;
+    /// Arguments joined by spaces. The process can write anything there. Reading them takes the lock of its memory map, which
+    /// a thread that is `stuck` may hold for ever.
+    fn cmdline(&self, pid: u32, stuck: bool) -> Option<String> {
+        let path = format!("proc/{pid}/cmdline");
+        let mut bytes = if stuck { guard::bytes(self.root.join(path), TEXT_MAX) } else { self.bytes(path) }?;
         bytes.truncate(TEXT_MAX);
         while bytes.last() == Some(&0) {
             bytes.pop();
@@ -170,35 +167,11 @@ impl Proc {
             .map(|text| Status::parse(&text))
             .unwrap_or_default()
     }
+}
 
-    /// Threads that are exiting, in uninterruptible sleep, or still there although SIGKILL is pending: the kernel
-    /// marks SIGKILL as pending for every thread (complete_signal, kernel/signal.c).
-    fn stuck(&self, pid: u32, live: &[&&TaskLine], killed: bool) -> Vec<StuckThread> {
-        let worth =
-            |task: &&&&TaskLine| killed || task.flags & PF_EXITING != 0 || uninterruptible(task);
-        live.iter()
-            .filter(worth)
-            .take(STUCK_MAX)
-            .map(|task| StuckThread {
-                tid: task.tid,
-                state: letter(task).to_owned(),
-                exiting: task.flags & PF_EXITING != 0,
-                stack: self.stack(pid, task.tid),
-            })
-            .collect()
-    }
-
-    /// Kernel stack of a thread, innermost frame first; empty when it may not be read or the thread is running.
-    fn stack(&self, pid: u32, tid: u32) -> Vec<String> {
-        let text = self
-            .text(format!("proc/{pid}/task/{tid}/stack"))
-            .unwrap_or_default();
-        text.lines()
-            .map(frame)
-            .filter(|frame| !frame.is_empty())
-            .take(FRAMES_MAX)
-            .collect()
-    }
+/// It may sit on the lock of its memory map: it sleeps where no signal reaches it, or is on its way out.
+const fn may_hold_locks(task: &TaskLine) -> bool {
+    task.exit_state == 0 && (uninterruptible(task) || task.flags & PF_EXITING != 0)
 }
 
 /// The leader, or any thread when the scan did not see it.
@@ -210,25 +183,12 @@ fn leader<'a>(id: ProcessId, threads: &[&'a TaskLine]) -> Option<&'a TaskLine> {
         .copied()
 }
 
-/// "[<0>] uvm_spin_loop+0x1c/0x90 [nvidia_uvm]" -> "uvm_spin_loop+0x1c/0x90 [nvidia_uvm]".
-fn frame(line: &str) -> String {
-    let line = line.trim();
-    let symbol = match line
-        .strip_prefix("[<")
-        .and_then(|rest| rest.split_once(">]"))
-    {
-        Some((_, symbol)) => symbol.trim_start(),
-        None => line,
-    };
-    bounded(symbol, FRAME_MAX).to_owned()
-}
-
-const fn uninterruptible(task: &TaskLine) -> bool {
+pub(super) const fn uninterruptible(task: &TaskLine) -> bool {
     task.state & TASK_UNINTERRUPTIBLE != 0 && task.state & TASK_NOLOAD == 0
 }
 
 /// The letter that /proc/PID/stat shows (task_state_index, include/linux/sched.h).
-fn letter(task: &TaskLine) -> &'static str {
+pub(super) fn letter(task: &TaskLine) -> &'static str {
     let state = task.state | task.exit_state;
     let is = |bit| state & bit != 0;
     // The kernel reports the highest bit.

@@ -170,9 +170,12 @@ fn state_tells_signals_core_dump_freezer_and_stuck_threads() {
         state.stuck,
         [StuckThread {
             tid: 41,
+            comm: Some("py".to_owned()),
             state: "D".to_owned(),
             exiting: true,
-            stack
+            stack,
+            cpu_ns: Some(10),
+            ..StuckThread::default()
         }]
     );
 }
@@ -431,4 +434,67 @@ fn we_recognise_ourselves_on_the_live_host() {
     let info = proc.process(id).unwrap();
     assert!(info.cmdline.unwrap().contains("outlive"));
     assert!(!proc.host().kernel.is_empty());
+}
+
+#[test]
+fn a_stuck_thread_says_its_call_its_file_its_cpu_time_and_what_it_sleeps_in() {
+    let folder = tree();
+    let task_folder = folder.path().join("proc/40/task/41");
+    std::fs::remove_file(task_folder.join("stack")).unwrap();
+    put(folder.path(), "proc/40/task/41/syscall", "16 0x5 0xc020462a 0x7ffc 0x0 0x0 0x0 0x7ffc 0x7f00\n");
+    put(folder.path(), "proc/40/task/41/wchan", "uvm_spin_loop");
+    put(folder.path(), "proc/40/task/41/schedstat", "5000 7 9\n");
+    std::fs::create_dir_all(task_folder.join("fd")).unwrap();
+    std::os::unix::fs::symlink("/dev/nvidia-uvm", task_folder.join("fd/5")).unwrap();
+    let worker = TaskLine { state: 2, ..task(41) };
+    let stuck = &describe(folder.path(), &[task(40), worker.clone()]).1[0].stuck[0];
+    if cfg!(target_arch = "x86_64") {
+        assert_eq!((stuck.syscall.as_deref(), stuck.file.as_deref()), (Some("ioctl"), Some("/dev/nvidia-uvm")));
+    }
+    assert_eq!((stuck.wchan.as_deref(), stuck.cpu_ns), (Some("uvm_spin_loop"), Some(5_000)));
+    for broken in ["running\n", "-1 0x0 0x0\n", "", "999999999999999999999 0x5", "16", "16 zz"] {
+        put(folder.path(), "proc/40/task/41/syscall", broken);
+        let _ = describe(folder.path(), &[task(40), worker.clone()]);
+    }
+}
+
+#[test]
+fn a_running_thread_that_may_hold_the_drivers_lock_is_read_too() {
+    let folder = tree();
+    put(folder.path(), "proc/40/task/40/stack", "[<0>] down_write+0x1/0x2\n[<0>] os_acquire_rwlock_write+0x1/0x2 [nvidia]\n");
+    let waits = TaskLine { state: 2, ..task(40) };
+    let runs = TaskLine { state: 0, ..task(41) };
+    let (_, states) = describe(folder.path(), &[waits, runs.clone()]);
+    assert_eq!(states[0].stuck.iter().map(|t| t.tid).collect::<Vec<_>>(), [40, 41]);
+    let (_, states) = describe(folder.path(), &[task(40), runs]);
+    assert_eq!(states[0].stuck, [], "nobody waits for it");
+}
+
+#[test]
+fn kernel_threads_are_those_that_do_something_inside_the_driver() {
+    let folder = tree();
+    let kernel = |pid: u32, comm: &str, state: u32, stack: &str| {
+        put(folder.path(), &format!("proc/{pid}/task/{pid}/stack"), stack);
+        TaskLine { id: ProcessId(pid, 1), tid: pid, comm: comm.to_owned(), state, flags: 0x0020_0000, ..TaskLine::default() }
+    };
+    let release = "[<0>] uvm_va_space_destroy+0x1/0x2 [nvidia_uvm]\n[<0>] _main_loop+0x1/0x2 [nvidia_uvm]\n";
+    let tasks = [
+        kernel(70, "UVM deferred release queue", 1, release),
+        kernel(71, "nv_queue", 1, "[<0>] down_interruptible+0x1/0x2\n[<0>] _main_loop+0x1/0x2 [nvidia]\n"),
+        kernel(72, "kworker/3:1", 2, "[<0>] nvidia_close+0x1/0x2 [nvidia]\n[<0>] delayed_fput+0x1/0x2\n"),
+        kernel(73, "kworker/3:2", 1, release),
+        kernel(74, "kswapd0", 2, "[<0>] shrink_node+0x1/0x2\n"),
+        TaskLine { flags: 0, ..kernel(75, "nvtop", 2, release) },
+    ];
+    let found = Proc::new(folder.path()).kernel_threads(&tasks);
+    let pids: Vec<u32> = found.iter().map(|thread| thread.id.tgid()).collect();
+    assert_eq!(pids, [70, 72], "idle queues, sleeping workers, others and programs are none");
+}
+
+#[test]
+fn users_of_modules_are_read_where_they_are_loaded() {
+    let folder = tree();
+    put(folder.path(), "sys/module/nvidia_uvm/refcnt", "4\n");
+    let modules = Proc::new(folder.path()).modules();
+    assert_eq!(modules.into_iter().collect::<Vec<_>>(), [("nvidia_uvm".to_owned(), 4)]);
 }

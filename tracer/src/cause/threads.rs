@@ -1,0 +1,202 @@
+//! What one stuck thread says: where it is, how that is known, what it waits for, and in which words that is told.
+//!
+//! Always true: pure. A stack goes before the function that a thread sleeps in, that before its system call; what is only
+//! deduced says so. Names from the host are made plain.
+
+use super::words;
+use crate::event::{KernelThread, Mount, MountBy, StuckThread};
+use crate::stack::{self, Wait};
+use crate::world::World;
+use crate::world::process::Process;
+
+/// Frames told of a stack.
+const FRAMES_TOLD: usize = 16;
+/// Mounts told.
+const MOUNTS_TOLD: usize = 2;
+
+/// Who has the thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// The NVIDIA driver.
+    Driver,
+    /// Other kernel code.
+    Outside,
+    /// That cannot be told.
+    Unknown,
+}
+
+/// How that is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum By {
+    /// Its stack.
+    Stack,
+    /// The function that it sleeps in.
+    Wchan,
+    /// The file of its system call.
+    Call,
+    /// Nothing.
+    Nothing,
+}
+
+/// Where a thread is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Where<'a> {
+    /// Who has it.
+    pub place: Place,
+    /// What it waits for, when that is known.
+    pub wait: Option<Wait>,
+    /// The function that says it.
+    pub frame: Option<&'a str>,
+    /// How that is known.
+    pub by: By,
+}
+
+/// Where this thread is.
+#[must_use]
+pub fn locate(thread: &StuckThread) -> Where<'_> {
+    let innermost = thread.stack.first().map(String::as_str);
+    if innermost.is_some() {
+        let found = stack::wait(&thread.stack);
+        let place = if stack::is_in_driver(&thread.stack) { Place::Driver } else { Place::Outside };
+        // Without a known function: the driver's innermost one, else the innermost of all.
+        let own = thread.stack.iter().find(|frame| place == Place::Driver && stack::is_driver(frame)).map(String::as_str);
+        let frame = found.map(|(_, frame)| frame).or(own).or(innermost);
+        return Where { place, wait: found.map(|(wait, _)| wait), frame, by: By::Stack };
+    }
+    if let Some(name) = &thread.wchan {
+        let wait = stack::wait(std::slice::from_ref(name)).map(|(wait, _)| wait);
+        let driver = stack::is_driver_name(name);
+        if driver || wait.is_some_and(Wait::is_outside) {
+            let place = if driver { Place::Driver } else { Place::Outside };
+            return Where { place, wait, frame: Some(name), by: By::Wchan };
+        }
+    }
+    let on_gpu = thread.file.as_deref().is_some_and(|file| file.starts_with("/dev/nvidia"));
+    match thread.syscall.as_deref() {
+        Some("ioctl") if on_gpu && !thread.exiting => Where { place: Place::Driver, wait: None, frame: None, by: By::Call },
+        _ => Where { place: Place::Unknown, wait: None, frame: None, by: By::Nothing },
+    }
+}
+
+/// It uses a CPU.
+#[must_use]
+pub fn spins(thread: &StuckThread) -> bool {
+    match thread.ran {
+        Some(ran) => ran.spins(),
+        None => thread.state == "R",
+    }
+}
+
+/// "thread 577", "thread 577 (cuda-EvtHandlr)".
+#[must_use]
+pub fn name(process: &Process, thread: &StuckThread) -> String {
+    match thread.comm.as_deref().filter(|comm| *comm != process.comm() && !comm.is_empty()) {
+        Some(comm) => format!("thread {} ({})", thread.tid, words::plain(comm)),
+        None => format!("thread {}", thread.tid),
+    }
+}
+
+/// The whole of what was seen of a thread, after its name: "is in state D, asleep (0 % of a CPU over 1.0 s): f <- g".
+#[must_use]
+pub fn seen(world: &World, thread: &StuckThread) -> String {
+    let used = thread.ran.map(|ran| {
+        let doing = if ran.spins() { "busy" } else { "asleep" };
+        format!(", {doing} ({} % of a CPU over {})", ran.percent(), words::duration(ran.over_ns))
+    });
+    let since = thread.same_since.map(|at| format!(", in the same place{}", words::at(world, Some(at)).replace(" at ", " since "))).unwrap_or_default();
+    let frames: Vec<String> = thread.stack.iter().take(FRAMES_TOLD).map(|frame| words::plain(frame)).collect();
+    let place = match (frames.is_empty(), &thread.wchan) {
+        (false, _) => frames.join(" <- "),
+        (true, Some(wchan)) => format!("its kernel stack could not be read; it sleeps in {}", words::plain(wchan)),
+        (true, None) if thread.state == "R" => "it runs, and the kernel shows no stack of a thread that is on a CPU".to_owned(),
+        (true, None) => "its kernel stack could not be read".to_owned(),
+    };
+    let call = match (&thread.syscall, &thread.file) {
+        (Some(call), Some(file)) => format!("; its system call is {} on {}", words::plain(call), words::plain(file)),
+        (Some(call), None) => format!("; its system call is {}", words::plain(call)),
+        (None, _) => String::new(),
+    };
+    format!("is in state {}{}{since}: {place}{call}", words::plain(&thread.state), used.unwrap_or_default())
+}
+
+/// " and waits for the GPU to finish its work": the clause of a sentence; empty when that is not known.
+#[must_use]
+pub fn purpose(found: &Where<'_>, thread: &StuckThread) -> String {
+    let Some(wait) = found.wait else {
+        return if found.place == Place::Driver && found.by == By::Call { " in a request to the driver".to_owned() } else { String::new() };
+    };
+    let what = match wait {
+        Wait::Gpu => "the GPU to finish its work".to_owned(),
+        Wait::Firmware => "the GPU's own firmware (GSP), which does not answer".to_owned(),
+        Wait::DriverLock => "a lock of the driver that another thread holds".to_owned(),
+        Wait::Lock => "a lock of the kernel that another thread holds".to_owned(),
+        Wait::Deferred => "work that was handed to a kernel thread".to_owned(),
+        Wait::Unmapping => return " and unmaps host memory".to_owned(),
+        Wait::Fuse => format!("the FUSE server{}", of_mounts(thread)),
+        Wait::Nfs => format!("the NFS server{}", of_mounts(thread)),
+        Wait::RemoteFs => format!("the server of a network file system{}", of_mounts(thread)),
+        Wait::Disk => format!("the disk{}", of_mounts(thread)),
+        Wait::Namespace => "the other processes of its PID namespace, which must end first".to_owned(),
+        Wait::IoUring => "requests in its io_uring".to_owned(),
+    };
+    format!(" and waits for {what}")
+}
+
+/// " of /mnt/data (rclone)", " of /mnt/a (x) or /mnt/b (y)".
+fn of_mounts(thread: &StuckThread) -> String {
+    let names: Vec<String> = thread.mounts.iter().take(MOUNTS_TOLD).map(mount).collect();
+    let more = thread.mounts.len().saturating_sub(MOUNTS_TOLD);
+    match names.len() {
+        0 => String::new(),
+        _ if more > 0 => format!(" of {} or {more} others", names.join(" or ")),
+        _ => format!(" of {}", names.join(" or ")),
+    }
+}
+
+/// "/mnt/data (fuse.rclone, remote:)".
+#[must_use]
+pub fn mount(mount: &Mount) -> String {
+    format!("{} ({}, {})", words::plain(&mount.point), words::plain(&mount.kind), words::plain(&mount.source))
+}
+
+/// How the mounts of a thread are known, as evidence; nothing without any.
+#[must_use]
+pub fn mounts_note(thread: &StuckThread) -> Option<String> {
+    let first = thread.mounts.first()?;
+    let names: Vec<String> = thread.mounts.iter().map(mount).collect();
+    let names = words::list(&names, 4);
+    Some(match first.by {
+        MountBy::Syscall => format!("The system call of thread {} works on a file of {names}", thread.tid),
+        MountBy::Open => format!("The process has files open or mapped of {names}"),
+        MountBy::Mounted if thread.mounts.len() == 1 => format!("The only file system of its kind that thread {} can see is {names}", thread.tid),
+        MountBy::Mounted => format!("Which file thread {} waits for is not known; it can see {names}", thread.tid),
+    })
+}
+
+/// Who may hold the lock of the driver that a thread waits for: threads inside the driver that do not wait for one themselves.
+/// Those of its own process first.
+#[must_use]
+pub fn lock_holders<'a>(world: &'a World, waiting: &Process) -> Vec<(&'a Process, &'a StuckThread)> {
+    let has = |thread: &&StuckThread| {
+        let found = locate(thread);
+        found.place == Place::Driver && !matches!(found.wait, Some(Wait::DriverLock | Wait::Lock))
+    };
+    let of = |process: &'a Process| {
+        let stuck = process.state().map_or(&[][..], |state| &state.stuck[..]);
+        stuck.iter().filter(has).map(move |thread| (process, thread))
+    };
+    let mut found: Vec<_> = world.processes().filter(|process| process.is_alive()).flat_map(of).collect();
+    found.sort_by_key(|(process, _)| process.id() != waiting.id());
+    found
+}
+
+/// The kernel's own threads inside the driver.
+pub fn kernel(world: &World) -> impl Iterator<Item = &KernelThread> {
+    world.host().kernel_threads.iter().flat_map(|(_, list)| list).filter(|found| stack::is_in_driver(&found.thread.stack))
+}
+
+/// "the kernel thread kworker/3:1 (PID 77)".
+#[must_use]
+pub fn kernel_name(found: &KernelThread) -> String {
+    format!("the kernel thread {}", words::named(Some(&found.comm), found.id))
+}
