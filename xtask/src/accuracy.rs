@@ -4,6 +4,7 @@
 //! was seen in this run.
 
 use crate::run::{output, run, workspace};
+use crate::vm::Kernel;
 use anyhow::{Context as _, Result, bail};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -34,14 +35,19 @@ pub(crate) fn accuracy(only: &[String], at: &[String]) -> Result<()> {
         }
         files.push(out);
     }
-    for kernel in crate::vm::kernels(at)? {
-        let out = folder.join(format!("guest-{}.jsonl", kernel.name));
-        println!("guest {} (software emulation, some minutes):", kernel.name);
-        if let Err(error) = in_guest(&kernel, &program, only, &out) {
+    let kernels = crate::vm::kernels(at)?;
+    let out = |kernel: &Kernel| folder.join(format!("guest-{}.jsonl", kernel.name));
+    if !kernels.is_empty() {
+        println!("guests (software emulation, at the same time; some minutes):");
+    }
+    let results = crate::vm::at_once(&kernels, |kernel| in_guest(kernel, &program, only, &out(kernel)));
+    for (kernel, result) in kernels.iter().zip(results) {
+        println!("guest {}:\n{}", kernel.name, said(kernel));
+        if let Err(error) = result {
             println!("guest {}: {error:#}", kernel.name);
             wrong.push(format!("guest {}", kernel.name));
         }
-        files.push(out);
+        files.push(out(kernel));
     }
     if only.is_empty() && at.is_empty() {
         files.push(workspace().join("docs/accuracy/h200.jsonl"));
@@ -50,15 +56,18 @@ pub(crate) fn accuracy(only: &[String], at: &[String]) -> Result<()> {
     if wrong.is_empty() { Ok(()) } else { bail!("outlive is wrong about a scenario: {}; see above", wrong.join(", ")) }
 }
 
-fn in_guest(kernel: &crate::vm::Kernel, program: &Path, only: &[String], out: &Path) -> Result<()> {
+fn in_guest(kernel: &Kernel, program: &Path, only: &[String], out: &Path) -> Result<()> {
     let play = format!("stty -F /dev/ttyS1 raw; '{}' play --with driver --rivals --out /dev/ttyS1 {} || status=1\n", program.display(), only.join(" "));
     let play = format!("{}{play}{}", crate::driver::LOAD, crate::driver::UNLOAD);
-    let programs = [program.to_owned()];
-    let result = crate::vm::boot(kernel, &programs, &play, PATIENCE, Some(out));
-    let log = fs::read_to_string(workspace().join(format!("target/vm/console-{}.log", kernel.name))).unwrap_or_default();
-    // The boot's own messages end with the kernel's release.
-    log.lines().filter(|line| line.contains(" s  ") || line.starts_with("    ")).for_each(|line| println!("{line}"));
-    result.map(drop)
+    crate::vm::boot(kernel, &[program.to_owned()], &play, PATIENCE, Some(out)).map(drop)
+}
+
+/// What the guest said of each scenario, from its console.
+fn said(kernel: &Kernel) -> String {
+    let log = fs::read(workspace().join(format!("target/vm/console-{}.log", kernel.name))).unwrap_or_default();
+    let log = String::from_utf8_lossy(&log);
+    let lines = log.lines().filter(|line| line.contains(" s  ") || line.starts_with("    "));
+    lines.collect::<Vec<_>>().join("\n")
 }
 
 fn write_page(program: &Path, files: &[PathBuf]) -> Result<()> {
