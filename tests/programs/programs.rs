@@ -109,7 +109,7 @@ impl Mps {
             }
         }
         let mps = Mps { pipe: pipe.clone() };
-        stage.at_end(move || Mps { pipe }.ask("quit").map(drop));
+        stage.at_end(move || Mps { pipe }.ask("quit -t 1").map(drop));
         let daemon = std::fs::read_to_string(mps.pipe.join(format!("{MPS_CONTROL}.pid"))).ok().and_then(|pid| pid.trim().parse().ok());
         if let Some(daemon) = daemon {
             stage.cast("daemon", daemon)?;

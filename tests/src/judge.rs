@@ -12,9 +12,6 @@ use crate::look::Look;
 use crate::play::{Member, Play};
 use crate::scenario::{Memory, Place, Scenario};
 
-/// With a driver, bytes that differ by no more are the same: nvidia-smi counts in MiB, and a process in pages of 2 MiB.
-const NEAR: u64 = 2 << 20;
-
 /// Whether outlive had history.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Warmth {
@@ -129,10 +126,11 @@ impl Judge<'_> {
         wrong
     }
 
-    /// NVML's own context in the recorder, which a real driver lists.
+    /// Contexts without memory that stand beside the play: NVML's own in the recorder and in a look, and what an MPS daemon inherited.
     fn is_our_own(&self, holding: &Holding) -> bool {
         let comm = holding.owner.as_ref().and_then(|owner| owner.comm.as_deref());
-        self.place == Place::Gpu && holding.cause == CauseId::OwnerAlive && comm == Some("outlive")
+        let daemon = self.play.member("daemon").is_ok_and(|daemon| holding.holders.iter().all(|holder| holder.pid == daemon.pid));
+        self.place == Place::Gpu && holding.bytes.is_none_or(|bytes| bytes == 0) && (comm == Some("outlive") || daemon)
     }
 
     fn holding(&self, expect: &Memory, holding: &Holding) -> Vec<Difference> {
@@ -154,7 +152,7 @@ impl Judge<'_> {
         }
         let truth = expect.owner.as_ref().and_then(|owner| self.play.report.bytes.get(owner).copied());
         let unknown_is_right = expect.any_bytes || (expect.owner_perhaps_unknown && holding.bytes.is_none());
-        if !unknown_is_right && !self.is_near(holding.bytes, truth) {
+        if !unknown_is_right && !self.is_near(expect, holding.bytes, truth) {
             wrong.push(differs(Part::Bytes, format!("{:?} bytes instead of {truth:?}", holding.bytes)));
         }
         let said = |words: &&String| holding.summary.contains(words.as_str()) || holding.evidence.iter().any(|evidence| evidence.what.contains(words.as_str()));
@@ -167,9 +165,9 @@ impl Judge<'_> {
         wrong
     }
 
-    fn is_near(&self, told: Option<u64>, truth: Option<u64>) -> bool {
+    fn is_near(&self, expect: &Memory, told: Option<u64>, truth: Option<u64>) -> bool {
         match (told, truth) {
-            (Some(told), Some(truth)) if self.place != Place::StandIn => told.abs_diff(truth) <= NEAR,
+            (Some(told), Some(truth)) if self.place != Place::StandIn => told.abs_diff(truth) <= expect.near_mib << 20,
             _ => told == truth,
         }
     }
@@ -215,7 +213,9 @@ impl Judge<'_> {
             wrong.push(format!("owner ended by {:?} from {:?}, not by signal {signal} from the stage", exit.signal, exit.by));
         }
         let reaper = expect.reaper.as_deref().unwrap_or("stage");
-        if state == "gone" && !names(&exit.reaped_by, pid_of(reaper)) {
+        if reaper == "nobody" {
+            wrong.extend(exit.reaped_by.as_ref().map(|by| format!("owner reaped by {by}, not by nobody")));
+        } else if state == "gone" && !names(&exit.reaped_by, pid_of(reaper)) {
             wrong.push(format!("owner reaped by {:?}, not by {reaper} (PID {})", exit.reaped_by, pid_of(reaper)));
         }
         wrong

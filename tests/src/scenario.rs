@@ -93,9 +93,13 @@ pub struct Memory {
     /// The bytes are not judged: say why in a comment.
     #[serde(default)]
     pub any_bytes: bool,
+    /// With a driver, bytes that differ by no more MiB are the same: nvidia-smi counts in MiB, and a process in pages of 2 MiB. More
+    /// where a figure can only be what is left over: NVML's total has some MiB that it charges to nobody.
+    #[serde(default = "near_mib")]
+    pub near_mib: u64,
     /// The owner's container, as it must be called.
     pub container: Option<String>,
-    /// Who reaped the owner; the stage when left out.
+    /// Who reaped the owner; the stage when left out; "nobody": its parent ignores SIGCHLD.
     pub reaper: Option<String>,
     /// What ended the owner; SIGKILL from the stage when left out.
     pub ended_by: Option<i32>,
@@ -126,6 +130,10 @@ pub struct Override {
     holders: Option<BTreeMap<String, OneOrMany<Via>>>,
     owner_perhaps_unknown: Option<bool>,
     any_bytes: Option<bool>,
+    near_mib: Option<u64>,
+    /// It is not told of on its own.
+    #[serde(default)]
+    absent: bool,
 }
 
 /// A process that nobody waits for.
@@ -160,6 +168,10 @@ impl<T: PartialEq> OneOrMany<T> {
     }
 }
 
+fn near_mib() -> u64 {
+    2
+}
+
 fn exact() -> OneOrMany<Confidence> {
     OneOrMany::One(Confidence::Exact)
 }
@@ -179,13 +191,14 @@ impl Memory {
     }
 
     fn replace(&mut self, over: &Override) {
-        let Override { cause, confidence, owner, holders, owner_perhaps_unknown, any_bytes } = over.clone();
+        let Override { cause, confidence, owner, holders, owner_perhaps_unknown, any_bytes, near_mib, absent: _ } = over.clone();
         self.cause = cause.unwrap_or_else(|| self.cause.clone());
         self.confidence = confidence.unwrap_or_else(|| self.confidence.clone());
         self.owner = owner.or_else(|| self.owner.clone());
         self.holders = holders.unwrap_or_else(|| self.holders.clone());
         self.owner_perhaps_unknown = owner_perhaps_unknown.unwrap_or(self.owner_perhaps_unknown);
         self.any_bytes = any_bytes.unwrap_or(self.any_bytes);
+        self.near_mib = near_mib.unwrap_or(self.near_mib);
     }
 }
 
@@ -193,7 +206,8 @@ impl Scenario {
     /// What must be said at `place`, with history or without.
     #[must_use]
     pub fn expected(&self, place: Place, cold: bool) -> Vec<Memory> {
-        self.memory.iter().map(|memory| memory.expected(place, cold)).collect()
+        let told = self.memory.iter().filter(|memory| !(cold && memory.cold.absent));
+        told.map(|memory| memory.expected(place, cold)).collect()
     }
 }
 

@@ -230,18 +230,20 @@ impl Typed {
     }
 }
 
-/// Registers of the running thread at its system call.
+/// Registers of a thread at its last entry into the kernel: a thread that is in the kernel has them on its stack, running or not.
 #[derive(Clone, Copy)]
 pub(crate) struct Registers(Typed);
 
 /// `__USER32_CS`: the code segment of a thread in 32-bit mode (arch/x86/include/asm/segment.h).
 const USER32_CS: u16 = 0x23;
+/// arch/x86/entry/syscalls/syscall_64.tbl
+const SYS_IOCTL: u64 = 16;
 
 impl Registers {
-    /// Of the running thread.
+    /// Of a user thread.
     #[inline(always)]
     pub(crate) fn of(task: Typed) -> Registers {
-        // SAFETY: `task` is the running task, as the helper demands and the verifier checks.
+        // SAFETY: `task` is the running task or an iterator's, a trusted pointer as the helper demands and the verifier checks.
         let regs = unsafe { bpf_task_pt_regs(task.0.cast_mut().cast()) };
         Registers(Typed(regs as *const u8))
     }
@@ -249,6 +251,12 @@ impl Registers {
     #[inline(always)]
     pub(crate) fn first(self) -> u64 {
         self.0.get(core::mem::offset_of!(pt_regs, rdi))
+    }
+    /// One more than the descriptor of the ioctl that it asked for; 0: its last entry was for something else.
+    #[inline(always)]
+    pub(crate) fn ioctl(self) -> u32 {
+        let number: u64 = self.0.get(core::mem::offset_of!(pt_regs, orig_rax));
+        if number == SYS_IOCTL { (self.first() as u32).wrapping_add(1) } else { 0 }
     }
     /// Second argument.
     #[inline(always)]

@@ -204,8 +204,9 @@ pub struct Task {
     pub session: u32,
     /// Process group id, as a PID of the initial namespace.
     pub pgrp: u32,
-    /// Explicit padding.
-    pub pad: u32,
+    /// One more than the descriptor of the ioctl that the thread is in, as its saved registers say, or was in last if it runs its own
+    /// program; 0: none (`iter/task` only).
+    pub ioctl: u32,
 }
 
 /// A process was forked. `who` is the child, `comm` the child's.

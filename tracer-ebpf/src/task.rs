@@ -189,6 +189,7 @@ pub(crate) fn describe<M: Memory>(
     place: &mut MaybeUninit<record::Task>,
     task: Task<M>,
     flags: u32,
+    ioctl: u32,
     at: u64,
 ) {
     let memory = task.0;
@@ -224,7 +225,7 @@ pub(crate) fn describe<M: Memory>(
             ns_level: level,
             session: signal.pid(PIDTYPE_SID).number(0),
             pgrp: signal.pid(PIDTYPE_PGID).number(0),
-            pad: 0,
+            ioctl: ioctl,
         }
     );
 }
@@ -259,5 +260,5 @@ fn tracer<M: Memory>(task: Task<M>) -> Proc {
 #[inline(never)]
 pub(crate) fn introduce(task: *const u8, flags: u32) {
     let task = Task(Typed::from_context(task));
-    ring::send::<record::Task>(|entry| describe(entry, task, flags, ring::now()));
+    ring::send::<record::Task>(|entry| describe(entry, task, flags, 0, ring::now()));
 }

@@ -126,7 +126,7 @@ impl Recorder {
         if self.sample.take(now) {
             self.sampler.sample_now();
         }
-        if self.scan.due(now, || self.memory.anybody_watched() || self.world.anything_outlives() || self.world.is_kernel_at_it()) {
+        if self.scan.due(now, || self.memory.anybody_watched() || self.world.anything_outlives() || self.world.wants_kernel_threads()) {
             self.scan_now();
         }
         Ok(())

@@ -62,6 +62,8 @@ pub struct TaskLine {
     pub ns_pid: u32,
     /// Namespace depth.
     pub ns_level: u32,
+    /// Descriptor of the ioctl that it is in, or was in last if it runs its own program.
+    pub ioctl: Option<i32>,
     /// Session.
     pub session: u32,
     /// Process group.

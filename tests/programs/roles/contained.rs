@@ -6,6 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::actor::{Actor, until_end};
+use crate::gpu::Gpu;
 use crate::sys;
 
 /// Forks PID 1 of a new container, which forks the owner (argument 1), which forks a child (argument 2). PID 1 reaps whatever ends.
@@ -25,12 +26,14 @@ pub(crate) fn contains(actor: &mut Actor) -> io::Result<()> {
     until_end()
 }
 
-/// Root of a user namespace that uses the GPU.
+/// Root of a user namespace that uses the GPU. With a real one users stay as they are: cuInit fails there (error 304).
 fn owns(owner: &mut Actor, child: &str) -> io::Result<()> {
-    sys::unshare(libc::CLONE_NEWUSER)?;
-    fs::write("/proc/self/setgroups", "deny")?;
-    fs::write("/proc/self/gid_map", "0 0 1")?;
-    fs::write("/proc/self/uid_map", "0 0 1")?;
+    if Gpu::of_play() != Gpu::Real {
+        sys::unshare(libc::CLONE_NEWUSER)?;
+        fs::write("/proc/self/setgroups", "deny")?;
+        fs::write("/proc/self/gid_map", "0 0 1")?;
+        fs::write("/proc/self/uid_map", "0 0 1")?;
+    }
     owner.open_gpu()?;
     owner.fork(child, |child| child.wait())?;
     owner.wait()

@@ -9,5 +9,8 @@ pub(crate) fn play(stage: &mut Stage) -> io::Result<()> {
     if !stage.cuda(&["mem-imported", "2048"])? {
         return Ok(());
     }
-    stage.kill_and_reap("owner")
+    stage.kill_and_reap("owner")?;
+    // What it had beside the exported memory goes at once, but not in no time.
+    std::thread::sleep(std::time::Duration::from_secs(1));
+    Ok(())
 }

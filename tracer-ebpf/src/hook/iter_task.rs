@@ -6,8 +6,8 @@ use outlive_ebpf::record::flag;
 
 use super::iterator::{Meta, write};
 use crate::{
-    kernel::{Typed, Visited},
-    task::{Task, describe},
+    kernel::{Registers, Typed, Visited},
+    task::{PF_KTHREAD, Task, describe},
     tracked,
 };
 
@@ -26,8 +26,10 @@ pub(crate) extern "C" fn iter_task(ctx: *const Context) -> i32 {
     if task.is_null() {
         return 0;
     }
-    let task = Task(Visited(Typed::from_context(task)));
+    let thread = Typed::from_context(task);
+    let task = Task(Visited(thread));
     let known = tracked::flags_of(task).unwrap_or(0) & flag::GPU_USER;
-    write(Meta::seq(meta), |place| describe(place, task, known, 0));
+    let ioctl = if task.flags() & PF_KTHREAD == 0 { Registers::of(thread).ioctl() } else { 0 };
+    write(Meta::seq(meta), |place| describe(place, task, known, ioctl, 0));
     0
 }

@@ -10,10 +10,11 @@
 //! * **Confidence:** inferred: that nothing holds it was seen, that the driver lost it is what remains.
 //! * **Remedy:** nothing to kill. Look at the kernel log; reload nvidia_uvm when nothing uses it; reset the GPU; reboot.
 
-use super::case::{Case, Kind};
+use super::case::{Case, Kind, PATIENCE_NS};
 use super::evidence::{ended, note};
-use super::{Verdict, unknown, way_out};
+use super::{Verdict, remedy, unknown, way_out};
 use crate::explanation::Confidence;
+use crate::world::process::Process;
 
 /// Whether this is the cause.
 #[must_use]
@@ -32,15 +33,27 @@ pub fn judge(case: &Case<'_>) -> Option<Verdict> {
         "Ruled out: a descriptor in any of {} processes and their threads, one unread in a unix socket, one in an io_uring",
         scan.processes
     );
-    let (remedies, why_not) = way_out::steps(case, &[], None);
+    let (mut remedies, why_not) = way_out::steps(case, &[], None);
+    let lately = is_perhaps_late(case);
+    if lately {
+        remedies.insert(0, remedy::wait("look again in ten seconds: a driver that frees it late needs no help", None));
+    }
+    let perhaps = if lately { ", or has not come to freeing it yet" } else { "" };
     let mut notes = vec![note(Some(scan.at), ruled_out)];
     notes.extend(why_not);
     Some(Verdict {
         confidence: Confidence::Inferred,
-        summary: format!("{} {belonged} nothing on this host holds it: the driver lost it or a client inside the kernel has it.", case.what()),
+        summary: format!("{} {belonged} nothing on this host holds it: the driver lost it{perhaps}, or a client inside the kernel has it.", case.what()),
         notes,
         remedies,
     })
+}
+
+/// Neither was the owner's end seen long ago, nor was the memory watched for long.
+fn is_perhaps_late(case: &Case<'_>) -> bool {
+    let ended = case.owner.and_then(|owner| owner.process).and_then(Process::ended_at);
+    let long_ago = ended.is_some_and(|at| case.now().saturating_sub(at) >= PATIENCE_NS);
+    !long_ago && case.gpu().is_none_or(|gpu| gpu.flat_for() < PATIENCE_NS)
 }
 
 #[cfg(test)]

@@ -198,5 +198,7 @@ pub fn kernel(world: &World) -> impl Iterator<Item = &KernelThread> {
 /// "the kernel thread kworker/3:1 (PID 77)".
 #[must_use]
 pub fn kernel_name(found: &KernelThread) -> String {
-    format!("the kernel thread {}", words::named(Some(&found.comm), found.id))
+    let name = words::named(Some(&found.comm), found.id);
+    // A process at the very end of its exit works for the kernel too.
+    if found.thread.exiting { format!("the exiting process {name}") } else { format!("the kernel thread {name}") }
 }

@@ -54,12 +54,13 @@ impl World {
         self.processes().any(|p| must(p) && self.uses_gpu(p.id()))
     }
 
-    /// Where the kernel's own threads are matters: somebody dies, memory is in use that no living process is charged for, or one of
+    /// Where the kernel's own threads, and processes without descriptors that are exiting, are matters: somebody dies, memory is in use that no living process is charged for, or one of
     /// them was found inside the driver.
     #[must_use]
     pub fn wants_kernel_threads(&self) -> bool {
         let nobodys = |gpu: &Gpu| {
-            let dead = gpu.lines.keys().any(|(pid, _)| self.is_absent(*pid) || self.living(*pid).is_some_and(|p| !p.is_alive()));
+            // Who lives and is charged has the driver open, and a first scan found it: whoever is not known is most likely dead.
+            let dead = gpu.lines.keys().any(|(pid, _)| self.living(*pid).is_none_or(|p| !p.is_alive()));
             dead || gpu.uncharged().is_some_and(|bytes| bytes > NOISE_BYTES)
         };
         self.is_kernel_at_it() || self.somebody_must_die() || self.gpus.values().any(nobodys)

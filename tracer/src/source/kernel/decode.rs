@@ -363,6 +363,7 @@ fn task_line(record: Record<'_>, tokens: Tokens) -> Option<TaskLine> {
         uid: get!(record, u32, Task, uid),
         ns_pid: get!(record, u32, Task, ns_pid),
         ns_level: get!(record, u32, Task, ns_level),
+        ioctl: get!(record, u32, Task, ioctl).checked_sub(1).and_then(|fd| i32::try_from(fd).ok()),
         session: get!(record, u32, Task, session),
         pgrp: get!(record, u32, Task, pgrp),
     })

@@ -99,7 +99,12 @@ impl Proc {
         let exiting = task.flags & PF_EXITING != 0;
         let wchan = if frames.is_empty() { self.wchan(pid, tid) } else { None };
         // Of an exiting thread the number of its last call says nothing of where it is.
-        let (syscall, fd) = if exiting { (None, None) } else { self.syscall(pid, tid) };
+        let (syscall, fd) = match self.syscall(pid, tid) {
+            _ if exiting => (None, None),
+            // /proc says "running" of a running thread; its saved registers say more.
+            (None, _) if running && task.ioctl.is_some() => (Some("ioctl".to_owned()), task.ioctl),
+            asked => asked,
+        };
         let named = wchan.clone().into_iter().collect::<Vec<_>>();
         let waits = stack::wait(if frames.is_empty() { &named } else { &frames }).map(|(wait, _)| wait);
         let mounts = waits.filter(|wait| wait.is_files()).map(|wait| self.mounts(pid, tid, fd, wait));
@@ -140,12 +145,15 @@ impl Proc {
         }
     }
 
-    /// Kernel threads that do something inside the NVIDIA driver now.
+    /// Kernel threads that do something inside the NVIDIA driver now, and processes that do so at the very end of their exit, when the
+    /// kernel has taken their descriptors away and nothing else tells that they held any.
     #[must_use]
     pub fn kernel_threads(&self, tasks: &[TaskLine]) -> Vec<KernelThread> {
         let named = |comm: &str| comm.starts_with("nv") || comm.starts_with("UVM") || comm.contains("nvidia");
         let worth = |task: &&TaskLine| {
-            task.flags & PF_KTHREAD != 0 && task.exit_state == 0 && (matches!(letter(task), "R" | "D") || named(&task.comm))
+            let kernels = task.flags & PF_KTHREAD != 0 && (matches!(letter(task), "R" | "D") || named(&task.comm));
+            let ending = task.flags & PF_EXITING != 0 && task.files == 0;
+            task.exit_state == 0 && (kernels || ending)
         };
         // Any kernel thread may be running for reasons of its own: only the driver's are asked again.
         let (mut patient, mut hasty) = (PATIENT_MAX, 0);
@@ -153,7 +161,7 @@ impl Proc {
         for task in tasks.iter().filter(worth).take(KERNEL_THREADS_MAX) {
             let patient = if named(&task.comm) { &mut patient } else { &mut hasty };
             let thread = self.thread(task.id.tgid(), task, patient);
-            if !stack::is_idle(&thread.stack) && found.len() < KERNEL_THREADS_KEPT {
+            if !stack::is_idle(&thread.stack) && stack::is_in_driver(&thread.stack) && found.len() < KERNEL_THREADS_KEPT {
                 found.push(KernelThread { id: task.id, comm: bounded(&task.comm, COMM_MAX).to_owned(), thread });
             }
         }

@@ -74,6 +74,7 @@ fn task(tid: u32) -> TaskLine {
         uid: 1000,
         ns_pid: 1,
         ns_level: 1,
+        ioctl: None,
         session: 3,
         pgrp: 40,
         cpu_ns: 10,
