@@ -44,6 +44,9 @@ pub struct Report {
     pub bytes: BTreeMap<String, u64>,
     /// Why it cannot be played here.
     pub skipped: Option<String>,
+    /// What else is worth knowing: "cgroup", "mount".
+    #[serde(default)]
+    pub facts: BTreeMap<String, serde_json::Value>,
 }
 
 /// A part being played.
@@ -68,7 +71,7 @@ impl Play {
         let complaints = host.path("complaints");
         let mut stage = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(fs::File::create(&complaints)?).spawn()?;
         let line = first_line(&mut stage);
-        let mut play = Play { report: Report { cast: BTreeMap::new(), bytes: BTreeMap::new(), skipped: None }, stage };
+        let mut play = Play { report: Report { cast: BTreeMap::new(), bytes: BTreeMap::new(), skipped: None, facts: BTreeMap::new() }, stage };
         play.report = serde_json::from_str(&line?)
             .map_err(|error| io::Error::other(format!("part {part}: {error}; it says: {}", fs::read_to_string(&complaints).unwrap_or_default())))?;
         let stage = Member { pid: play.stage.id(), start_ticks: ticks(play.stage.id())?, held: BTreeMap::new(), silent: true };
@@ -83,6 +86,21 @@ impl Play {
         let dead = |member: &Member| member.pid == pid;
         let find = |is: &dyn Fn(&Member) -> bool| self.report.cast.iter().find(|(_, member)| is(member)).map(|(name, _)| name.as_str());
         find(&alive).or_else(|| find(&dead))
+    }
+
+    /// One more thing that the part told.
+    #[must_use]
+    pub fn fact(&self, name: &str) -> Option<&str> {
+        self.report.facts.get(name)?.as_str()
+    }
+
+    /// Number of the FUSE connection of the part's mount: its device's minor number (fuse_ctl_add_conn, fs/fuse/control.c).
+    #[must_use]
+    pub fn fuse_connection(&self) -> Option<u32> {
+        let point = self.fact("mount")?;
+        let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
+        let of_part = mounts.lines().find(|line| line.split(' ').nth(4) == Some(point))?;
+        of_part.split(' ').nth(2)?.split_once(':')?.1.parse().ok()
     }
 
     /// Everybody living whose name begins with "other-".

@@ -1,11 +1,12 @@
 //! Doing what outlive proposes, to see whether it helps.
 //!
-//! Always true: only `kill -SIGNAL PID`, perhaps after a check of the start time, with a process of the part as target is
-//! obeyed; a command that would signal anybody else is itself a difference.
+//! Always true: only a signal to a process of the part (after a check of its start time), thawing its control group, and aborting or
+//! removing its mount are obeyed; a command that would concern anybody else is itself a difference.
 
 #![expect(unsafe_code, reason = "std sends no signals")]
 
 use std::io;
+use std::path::Path;
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -70,26 +71,51 @@ pub fn apply(play: &Play, look: &Look) -> io::Result<Tried> {
     Ok(tried)
 }
 
-/// Runs one proposal in a shell, as a user would, when it signals nobody but a living process of the part.
+/// Runs one proposal in a shell, as a user would, when it concerns nobody but the part: a signal to a living process of it, its
+/// control group, its mount.
 fn obey(play: &Play, command: &str) -> io::Result<Option<String>> {
+    let command = command.split(" #").next().unwrap_or_default().trim();
+    match refusal(play, command) {
+        Some(why) => Ok(Some(format!("{why}: {command}"))),
+        None => {
+            let status = Command::new("sh").args(["-c", command]).status()?;
+            Ok((!status.success()).then(|| format!("the proposal fails ({status}): {command}")))
+        }
+    }
+}
+
+/// Why a proposal must not be obeyed; nothing when it may.
+fn refusal(play: &Play, command: &str) -> Option<String> {
     // The identity check comes first: `grep -qw TICKS /proc/PID/stat && kill ... # comment`.
-    let command = command.split(" #").next().unwrap_or_default();
-    let (check, kill) = command.rsplit_once("&&").map_or((None, command), |(check, kill)| (Some(check), kill));
-    let words: Vec<&str> = kill.split_whitespace().collect();
-    let ["kill", "-INT" | "-TERM" | "-KILL" | "-CONT", pid] = words[..] else {
-        return Ok(Some(format!("the proposal is no kill command: {command}")));
-    };
+    let (check, deed) = command.rsplit_once("&&").map_or((None, command), |(check, deed)| (Some(check), deed));
+    let words: Vec<&str> = deed.split_whitespace().collect();
+    match words[..] {
+        ["kill", "-INT" | "-TERM" | "-KILL" | "-CONT", pid] => wrong_target(play, check, pid),
+        ["echo", "0" | "THAWED", ">", file] => {
+            let ours = play.fact("cgroup").is_some_and(|group| Path::new(file).parent() == Some(Path::new(group)));
+            (!ours).then(|| "the proposal thaws a group that is not the part's".to_owned())
+        }
+        ["echo", "1", ">", file] if file.starts_with("/sys/fs/fuse/connections/") => {
+            let number = file.split('/').nth(5).and_then(|number| number.parse().ok());
+            let ours = number.is_some() && number == play.fuse_connection();
+            (!ours).then(|| "the proposal aborts a connection that is not the part's".to_owned())
+        }
+        ["umount", "-f", "-l", path] => {
+            let ours = play.fact("mount").is_some_and(|mount| mount == path);
+            (!ours).then(|| "the proposal removes a mount that is not the part's".to_owned())
+        }
+        _ => Some("the proposal is none that the harness knows".to_owned()),
+    }
+}
+
+fn wrong_target(play: &Play, check: Option<&str>, pid: &str) -> Option<String> {
     let target = play.report.cast.iter().find(|(_, member)| pid.parse() == Ok(member.pid) && member.is_alive());
     match target {
         Some((name, member)) if name != "stage" && !member.has_ended() => {
             let (ticks, stat) = (member.start_ticks.to_string(), format!("/proc/{pid}/stat"));
             let checks = |check: &str| check.contains(&stat) && check.split_whitespace().any(|word| word == ticks);
-            if !check.is_some_and(checks) {
-                return Ok(Some(format!("the proposal does not check that PID {pid} started at tick {ticks}: {command}")));
-            }
-            let status = Command::new("sh").args(["-c", command]).status()?;
-            Ok((!status.success()).then(|| format!("the proposal fails ({status}): {command}")))
+            (!check.is_some_and(checks)).then(|| format!("the proposal does not check that PID {pid} started at tick {ticks}"))
         }
-        _ => Ok(Some(format!("the proposal would signal a stranger, the dead or the innocent: {command}"))),
+        _ => Some("the proposal would signal a stranger, the dead or the innocent".to_owned()),
     }
 }

@@ -464,7 +464,7 @@ mod tests {
         story.signals(None, trainer, 9);
         story.dies(trainer, 9);
         let holding = story.holding();
-        assert!(holding.summary.contains("which the OOM killer ended at"), "{}", holding.summary);
+        assert!(holding.summary.contains("killed by the OOM killer at"), "{}", holding.summary);
         assert_eq!(holding.owner.unwrap().exit.unwrap().by.as_deref(), Some("OOM killer"));
     }
 

@@ -66,6 +66,7 @@ pub(crate) fn enter_fuse(stage: &mut Stage, hang: &str) -> io::Result<bool> {
     }
     let target = stage.path("remote");
     File::create(&target)?;
+    stage.fact("mount", target.display().to_string());
     stage.enter("server", "serves-fuse", &[hang])?;
     stage.at_end(move || sys::unmount(&target));
     Ok(true)

@@ -6,6 +6,6 @@ use crate::stage::Stage;
 
 pub(crate) fn play(stage: &mut Stage) -> io::Result<()> {
     stage.owner("user", &[], &[])?;
-    stage.knob("defer_ms", "8000")?;
+    stage.knob("defer_ms", "12000")?;
     stage.kill_and_reap("owner")
 }

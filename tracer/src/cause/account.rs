@@ -14,6 +14,9 @@ use crate::world::gpu::{Gpu, NOISE_BYTES};
 use crate::world::process::{Process, Stage};
 use std::collections::{BTreeMap, BTreeSet};
 
+/// What our own recorder is called: it keeps NVML open, and allocates nothing.
+const RECORDER: &str = "outlive";
+
 /// Where NVML does not tell the driver's reserve from used memory, up to this much may be it (an H200 has 615 MiB).
 const RESERVE_MAX: u64 = 1 << 30;
 
@@ -326,7 +329,7 @@ fn is_monitor(world: &World, case: &Case<'_>) -> bool {
     let Some(process) = case.living_owner() else { return false };
     let books = world.books();
     // Our own requests are not recorded, and `record` watches from inside.
-    let recorder = process.comm() == "outlive";
+    let recorder = process.comm() == RECORDER;
     recorder || books.of_process(process.id()).next().is_some() && books.charged(process.id(), None) == 0
 }
 
@@ -360,7 +363,7 @@ fn leftovers<'a>(world: &'a World, cases: &mut Vec<Case<'a>>) {
         // The living who may have it: NVML does not list them, or their memory may be managed, and nothing rules them out.
         let may = |c: &&Case<'_>| c.kind == Kind::Files && touches(c, index) && (may_be_managed(c) || c.bytes.is_none() && !is_settled(c));
         let pids: BTreeSet<u32> = match kind {
-            Kind::Leftover => cases.iter().filter(may).filter_map(|c| c.living_owner()).map(|p| p.id().tgid()).collect(),
+            Kind::Leftover => cases.iter().filter(may).filter_map(|c| c.living_owner()).filter(|p| p.comm() != RECORDER).map(|p| p.id().tgid()).collect(),
             _ => BTreeSet::new(),
         };
         cases.push(Case {

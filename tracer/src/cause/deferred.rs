@@ -7,13 +7,10 @@
 
 use super::case::{Case, Kind, PATIENCE_NS};
 use super::evidence::{ended, note};
-use super::{Note, threads, words};
+use super::{Note, threads};
 use crate::event::{BootNs, KernelThread};
 use crate::stack;
 use crate::world::World;
-
-/// Two looks this far apart at the same place, and memory that did not move: it does not get on.
-const STILL_NS: BootNs = 800_000_000;
 
 /// Such a release.
 #[derive(Clone, Copy, Debug)]
@@ -34,15 +31,16 @@ pub fn of<'a>(case: &Case<'a>) -> Option<Deferred<'a>> {
 }
 
 impl Deferred<'_> {
-    /// It may simply be under way.
+    /// It may simply be under way: nobody waits for such a thread, so it may take its time, and only seconds in the same place, while the
+    /// memory does not move, say that it does not get on.
     #[must_use]
     pub fn is_young(&self, case: &Case<'_>) -> bool {
         let ended = case.owner.and_then(|owner| owner.process).and_then(|process| process.ended_at());
         if ended.is_some_and(|at| case.now().saturating_sub(at) < PATIENCE_NS) {
             return true;
         }
-        let still = self.thread.thread.same_since.is_some_and(|since| case.now().saturating_sub(since) >= STILL_NS);
-        let flat = case.gpu().is_some_and(|gpu| gpu.flat_for() >= STILL_NS);
+        let still = self.thread.thread.same_since.is_some_and(|since| case.now().saturating_sub(since) >= PATIENCE_NS);
+        let flat = case.gpu().is_some_and(|gpu| gpu.flat_for() >= PATIENCE_NS);
         !(still && flat)
     }
 
@@ -50,7 +48,7 @@ impl Deferred<'_> {
     #[must_use]
     pub fn subject(&self, case: &Case<'_>) -> String {
         let found = threads::locate(&self.thread.thread);
-        let frame = found.frame.map(|frame| format!(" ({})", words::plain(frame))).unwrap_or_default();
+        let frame = found.frame.map(|frame| format!(" ({})", threads::function(frame))).unwrap_or_default();
         format!("{} {}; {} is releasing files inside the NVIDIA driver{frame},", case.what(), belonged(case), threads::kernel_name(self.thread))
     }
 
@@ -62,7 +60,7 @@ impl Deferred<'_> {
     }
 }
 
-/// "belonged to python3 (PID 574), which SIGKILL ended"; "has no holder".
+/// "belonged to python3 (PID 574), killed by SIGKILL"; "has no holder".
 #[must_use]
 pub fn belonged(case: &Case<'_>) -> String {
     match case.owner {

@@ -29,7 +29,7 @@ pub fn judge(case: &Case<'_>) -> Option<Verdict> {
     };
     Some(Verdict {
         confidence,
-        summary: format!("{bytes} on GPU {gpu} are the driver's and firmware's own reserve: not a leak."),
+        summary: format!("{bytes} on GPU {gpu} is the driver's and firmware's own reserve: not a leak."),
         notes: vec![note(None, why)],
         remedies: Vec::new(),
     })
@@ -48,7 +48,7 @@ mod tests {
         story.scanned();
         let holding = story.holding();
         assert_eq!((holding.cause, holding.confidence), (CauseId::DriverReserve, Confidence::Exact));
-        assert_eq!(holding.summary, "615 MiB on GPU 0 are the driver's and firmware's own reserve: not a leak.");
+        assert_eq!(holding.summary, "615 MiB on GPU 0 is the driver's and firmware's own reserve: not a leak.");
         assert_eq!(story.told().exit_code(), 0);
         assert_eq!(story.told().gpus[0].attributed_bytes, Some(0));
     }

@@ -297,7 +297,7 @@ pub fn status(code: u32) -> String {
     format!("{}{core}", signal::name(sig.cast_signed()))
 }
 
-/// ", which SIGKILL from bash (PID 12) ended at 12:03:55 UTC": the owner's end as a clause; empty without an owner.
+/// ", killed by SIGKILL from bash (PID 12) at 12:03:55 UTC": the owner's end as a clause; empty without an owner.
 #[must_use]
 pub fn ended(case: &Case<'_>) -> String {
     let Some(owner) = case.owner else { return String::new() };
@@ -306,11 +306,11 @@ pub fn ended(case: &Case<'_>) -> String {
     if let Some(sig) = process.killed_by() {
         let sig = signal::name(sig);
         return match process.fatal_signal() {
-            _ if process.oom_at.is_some() => format!(", which the OOM killer ended{at}"),
-            Some(SignalRecord { from: Some(from), .. }) if *from == process.id() => format!(", which ended itself by {sig}{at}"),
-            Some(record) if record.from.is_some() => format!(", which {sig} from {} ended{at}", sender(record)),
-            Some(record) if record.sent.is_some() => format!(", which {sig} from the kernel ended{at}"),
-            _ => format!(", which {sig} ended{at}"),
+            _ if process.oom_at.is_some() => format!(", killed by the OOM killer{at}"),
+            Some(SignalRecord { from: Some(from), .. }) if *from == process.id() => format!(", which ended itself with {sig}{at}"),
+            Some(record) if record.from.is_some() => format!(", killed by {sig} from {}{at}", sender(record)),
+            Some(record) if record.sent.is_some() => format!(", killed by {sig} from the kernel{at}"),
+            _ => format!(", killed by {sig}{at}"),
         };
     }
     match process.exit.code {

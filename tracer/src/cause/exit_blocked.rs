@@ -134,20 +134,21 @@ fn abort(case: &Case<'_>, thread: &StuckThread, found: &Where<'_>) -> Vec<Remedy
         let enter = if mount.inside { format!("nsenter -t {pid} -m ") } else { String::new() };
         match found.wait {
             Some(Wait::Fuse) => {
-                // The directory has the number of the mount's device (fuse_ctl_add_conn, fs/fuse/control.c).
-                let connection = u64::from(mount.dev.0) << 20 | u64::from(mount.dev.1);
-                let abort = remedy::command(
-                    format!("echo 1 > /sys/fs/fuse/connections/{connection}/abort"),
-                    format!("aborts the FUSE connection of {place}: all its requests fail, and the exit goes on{perhaps}"),
-                    case.bytes.filter(|_| sure),
-                    "whoever uses this mount gets errors; what its server had not written is lost",
-                );
-                let unmount = quoted(&mount.point).map(|point| {
-                    let risk = "the mount is gone until it is mounted again";
-                    let effect = format!("does the same where that file is not there, and removes the mount {place}");
-                    remedy::command(format!("{enter}umount -f -l {point}"), effect, None, risk)
+                let frees = case.bytes.filter(|_| sure);
+                let abort = mount.abort.as_deref().and_then(quoted).map(|file| {
+                    remedy::command(
+                        format!("echo 1 > {file}"),
+                        format!("aborts the FUSE connection of {place}: all its requests fail, and the exit goes on{perhaps}"),
+                        frees,
+                        "whoever uses this mount gets errors; what its server had not written is lost",
+                    )
                 });
-                std::iter::once(abort).chain(unmount).collect()
+                let unmount = quoted(&mount.point).map(|point| {
+                    let risk = "whoever uses this mount gets errors until it is mounted again; what its server had not written is lost";
+                    let effect = format!("removes the mount {place} and aborts its connection: all its requests fail, and the exit goes on{perhaps}");
+                    remedy::command(format!("{enter}umount -f -l {point}"), effect, frees, risk)
+                });
+                abort.into_iter().chain(unmount).collect()
             }
             Some(Wait::Nfs) => quoted(&mount.point)
                 .map(|point| {
@@ -181,7 +182,7 @@ fn verdict(case: &Case<'_>, ending: &ending::Ending<'_>, thread: &StuckThread, f
     let waited = ending.since.map(|since| for_long(since, "")).or_else(seen).unwrap_or_default();
     let purpose = threads::purpose(found, thread);
     let holder = held_by(case, ending.process, found);
-    let frame = found.frame.map(|frame| format!(" ({})", words::plain(frame))).unwrap_or_default();
+    let frame = found.frame.map(|frame| format!(" ({})", threads::function(frame))).unwrap_or_default();
     let watched = case.gpu().is_some_and(|gpu| gpu.flat_for() >= PATIENCE_NS) || ending.since.is_some();
     let (more, remedies) = said;
     let mut notes = ending.notes(case.world);
@@ -207,7 +208,7 @@ fn kernel_thread(case: &Case<'_>) -> Option<Verdict> {
     let kernel = threads::kernel_name(deferred.thread);
     let purpose = threads::purpose(&found, &deferred.thread.thread);
     let since = deferred.thread.thread.same_since.map(|since| format!(" for at least {}", words::duration(case.now().saturating_sub(since))));
-    let frame = found.frame.map(|frame| format!(" ({})", words::plain(frame))).unwrap_or_default();
+    let frame = found.frame.map(|frame| format!(" ({})", threads::function(frame))).unwrap_or_default();
     let (steps, why_not) = way_out::steps(case, &[], Some(&kernel));
     let mut notes = vec![deferred.note(case.world)];
     notes.extend(flat(case));

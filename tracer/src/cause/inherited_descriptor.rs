@@ -82,7 +82,7 @@ mod tests {
         assert_eq!(holding.bytes, Some(2_560 << 20));
         assert_eq!(
             holding.summary,
-            "2.5 GiB on GPU 0 belonged to python3 (PID 574), which SIGKILL from bash (PID 12) ended at 12:00:00 UTC; \
+            "2.5 GiB on GPU 0 belonged to python3 (PID 574), killed by SIGKILL from bash (PID 12) at 12:00:00 UTC; \
              its forked child python3 (PID 580) still has its GPU files open."
         );
         assert_eq!(holding.holders.len(), 1);

@@ -27,7 +27,7 @@ pub fn judge(case: &Case<'_>) -> Option<Verdict> {
     let scan = case.world.host().scan?;
     let belonged = match case.owner {
         Some(_) => format!("belonged to {}{}, and", case.owner_name(), ended(case)),
-        None => "are in use, but".to_owned(),
+        None => "is in use, but".to_owned(),
     };
     let ruled_out = format!(
         "Ruled out: a descriptor in any of {} processes and their threads, one unread in a unix socket, one in an io_uring",

@@ -21,7 +21,7 @@ use crate::world::signal::{self, SIGCONT, SignalRecord};
 #[must_use]
 pub fn judge(case: &Case<'_>) -> Option<Verdict> {
     let process = case.living_owner().filter(|process| process.stage() == Stage::Alive)?;
-    let (how, mut notes, first) = frozen(case, process).or_else(|| traced(case, process)).or_else(|| stopped(case, process))?;
+    let (how, mut notes, first) = frozen(process).or_else(|| traced(case, process)).or_else(|| stopped(case, process))?;
     let name = words::process(process);
     if let Some(state) = process.state() {
         let waiting = (1..=31).filter(|sig| signal::asks_to_end(*sig) && state.pending >> (sig - 1) & 1 == 1);
@@ -32,27 +32,27 @@ pub fn judge(case: &Case<'_>) -> Option<Verdict> {
     let mut remedies = vec![first];
     remedies.extend(remedy::end_all(case, &[process]).pop());
     let what = case.what();
-    let summary = format!("{what} belongs to {name}, which {how}; a stopped process keeps its GPU memory.");
+    let summary = format!("{what} belongs to {name}{how}; a stopped process keeps its GPU memory.");
     Some(Verdict { confidence: confidence(case), summary, notes, remedies })
 }
 
 type Found = (String, Vec<Note>, Remedy);
 
-fn frozen(case: &Case<'_>, process: &Process) -> Option<Found> {
+fn frozen(process: &Process) -> Option<Found> {
     let (at, state) = process.state.as_ref().filter(|(_, state)| state.frozen)?;
-    let _ = state;
     let group = process.info.cgroup.as_deref().map(words::plain).unwrap_or_default();
     let seen = note(Some(*at), format!("The cgroup of {} is frozen: {group}", words::process(process)));
     let safe = |c: char| c.is_ascii_alphanumeric() || matches!(c, '/' | '-' | '_' | '.' | ':' | '@');
-    let path = process.info.cgroup.as_deref().filter(|path| path.chars().all(safe)).unwrap_or("/GROUP");
-    let thaw = remedy::command(
-        format!("echo 0 > /sys/fs/cgroup{path}/cgroup.freeze   # or unpause its container"),
-        "lets it run again; it may then use or free the memory",
-        None,
-        "everything in that cgroup runs again",
-    );
-    let _ = case;
-    Some(("is frozen with its cgroup".to_owned(), vec![seen], thaw))
+    let effect = "lets it run again; it may then use or free the memory";
+    let thaw = match state.freezer.as_deref().filter(|file| file.chars().all(safe)) {
+        Some(file) => {
+            let word = if file.ends_with("freezer.state") { "THAWED" } else { "0" };
+            let command = format!("echo {word} > {file}   # or unpause its container");
+            remedy::command(command, effect, None, "everything in that cgroup runs again")
+        }
+        None => remedy::wait("whoever froze its cgroup thaws it (unpause its container)", None),
+    };
+    Some((", which is frozen with its cgroup".to_owned(), vec![seen], thaw))
 }
 
 fn traced(case: &Case<'_>, process: &Process) -> Option<Found> {
@@ -70,7 +70,7 @@ fn traced(case: &Case<'_>, process: &Process) -> Option<Found> {
         ),
         None => remedy::wait("the tracer detaches or lets it go on", None),
     };
-    Some((format!("{by} holds in a ptrace stop"), vec![seen], detach))
+    Some((format!(", which {by} holds in a ptrace stop"), vec![seen], detach))
 }
 
 fn stopped(case: &Case<'_>, process: &Process) -> Option<Found> {
@@ -96,9 +96,9 @@ fn stopped(case: &Case<'_>, process: &Process) -> Option<Found> {
             let (from, sig) = (sender(record), signal::name(record.sig));
             notes.push(note(at, format!("{from} sent {sig} to {name}")));
             let by = if record.from.is_some() { format!(" from {from}") } else { String::new() };
-            format!("{sig}{by} stopped{}", words::at(case.world, at))
+            format!(", stopped by {sig}{by}{}", words::at(case.world, at))
         }
-        None => "is stopped (by which signal was not seen)".to_owned(),
+        None => ", which is stopped (by which signal was not seen)".to_owned(),
     };
     let go_on = match process.id().tgid() {
         1 => remedy::wait("whoever stopped PID 1 lets it go on", None),
@@ -136,7 +136,7 @@ mod tests {
         story.signals(Some(BASH), trainer, 15);
         let holding = story.holding();
         assert_eq!(holding.cause, CauseId::OwnerStopped);
-        assert!(holding.summary.contains("which SIGTSTP stopped at 12:00:00 UTC; a stopped process keeps its GPU memory."), "{}", holding.summary);
+        assert!(holding.summary.contains("stopped by SIGTSTP at 12:00:00 UTC; a stopped process keeps its GPU memory."), "{}", holding.summary);
         assert!(holding.evidence.iter().any(|e| e.what == "SIGTERM is pending and waits until python3 (PID 574) continues"));
         assert!(holding.remedy[0].command.as_deref().unwrap().contains("kill -CONT 574   # python3"));
     }
@@ -147,7 +147,7 @@ mod tests {
         let trainer = trainer(&mut story);
         story.signals(Some(BASH), trainer, 19);
         story.delivered(trainer, 19, Action::Default);
-        assert!(story.holding().summary.contains("which SIGSTOP from bash (PID 12) stopped"));
+        assert!(story.holding().summary.contains("stopped by SIGSTOP from bash (PID 12)"));
     }
 
     #[test]
@@ -186,9 +186,9 @@ mod tests {
         let mut story = Story::cold();
         let trainer = trainer(&mut story);
         story.info(trainer, "python3", |info| info.cgroup = Some("/docker/3f2a".into()));
-        story.stands(trainer, "S", |s| s.frozen = true);
+        story.stands(trainer, "S", |s| (s.frozen, s.freezer) = (true, Some("/sys/fs/cgroup/freezer/docker/x/freezer.state".into())));
         let holding = story.holding();
         assert!(holding.summary.contains("which is frozen with its cgroup"));
-        assert!(holding.remedy[0].command.as_deref().unwrap().starts_with("echo 0 > /sys/fs/cgroup/docker/3f2a/cgroup.freeze"));
+        assert!(holding.remedy[0].command.as_deref().unwrap().starts_with("echo THAWED > /sys/fs/cgroup/freezer/docker/x/freezer.state"));
     }
 }

@@ -156,7 +156,9 @@ fn of_mounts(thread: &StuckThread) -> String {
 /// "/mnt/data (fuse.rclone, remote:)".
 #[must_use]
 pub fn mount(mount: &Mount) -> String {
-    format!("{} ({}, {})", words::plain(&mount.point), words::plain(&mount.kind), words::plain(&mount.source))
+    // Many file systems call their source what they are.
+    let source = if mount.source.is_empty() || mount.source == mount.kind { String::new() } else { format!(", {}", words::plain(&mount.source)) };
+    format!("{} ({}{source})", words::plain(&mount.point), words::plain(&mount.kind))
 }
 
 /// How the mounts of a thread are known, as evidence; nothing without any.
@@ -188,6 +190,14 @@ pub fn lock_holders<'a>(world: &'a World, waiting: &Process) -> Vec<(&'a Process
     let mut found: Vec<_> = world.processes().filter(|process| process.is_alive()).flat_map(of).collect();
     found.sort_by_key(|(process, _)| process.id() != waiting.id());
     found
+}
+
+/// A frame for a sentence: the function and its module; where in the function stands in the evidence.
+#[must_use]
+pub fn function(frame: &str) -> String {
+    let (name, rest) = frame.split_once('+').unwrap_or((frame, ""));
+    let module = rest.find('[').and_then(|at| rest.get(at..)).map(|module| format!(" {module}")).unwrap_or_default();
+    words::plain(&format!("{name}{module}"))
 }
 
 /// The kernel's own threads inside the driver.

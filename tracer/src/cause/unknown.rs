@@ -37,7 +37,7 @@ pub fn verdict(case: &Case<'_>) -> Verdict {
     let subject = case.what();
     Verdict {
         confidence: Confidence::Unknown,
-        summary: format!("{subject}{belongs}; why it is still held cannot be told: missing is {}.", words::list(&missing, 2)),
+        summary: format!("{subject}{belongs}; why it is still held cannot be told for want of {}.", words::list(&missing, 2)),
         notes,
         remedies: vec![remedy::command(
             "outlive doctor".to_owned(),
@@ -68,8 +68,8 @@ pub fn missing(case: &Case<'_>) -> Vec<String> {
         let pids = words::list(&pids, 3);
         missing.push(if case.gpu().is_some_and(|gpu| gpu.listed_at.is_some()) {
             format!(
-                "proof of whose it is: NVML charges it to nobody; {pids} may have it as managed memory or without a channel, or the \
-                 driver lost it (a recording that began before would tell)"
+                "proof of whose it is: NVML charges it to nobody, {pids} may have it as managed memory, or the driver lost it (a recording \
+                 that began before would tell)"
             )
         } else {
             format!("proof of whose it is: NVML gives no lists of processes here; {pids} may have it")

@@ -106,6 +106,9 @@ pub struct ProcessState {
     pub tracer: Option<ProcessId>,
     /// Its cgroup is frozen.
     pub frozen: bool,
+    /// The file that thaws it: cgroup.freeze (version 2) or freezer.state (version 1).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub freezer: Option<String>,
     /// Signals pending for the group and the leader.
     pub pending: u64,
     /// Blocked by the leader.
@@ -204,8 +207,12 @@ pub struct Mount {
     pub kind: String,
     /// "server:/export", "rclone", "/dev/sda1".
     pub source: String,
-    /// Major and minor number of its device. A FUSE mount's connection has this number (fuse_ctl_add_conn, fs/fuse/control.c).
+    /// Major and minor number of its device.
     pub dev: (u32, u32),
+    /// Of a FUSE mount, the file that aborts its connection, where there is one: its folder has the number of the mount's device
+    /// (fuse_ctl_add_conn, fs/fuse/control.c), and it is missing where fusectl is not mounted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub abort: Option<String>,
     /// How it is known that the thread waits for it.
     pub by: MountBy,
     /// `point` is a path in another mount namespace than that of PID 1: of a container.

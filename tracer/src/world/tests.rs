@@ -163,7 +163,7 @@ fn a_dead_owner_is_remembered_through_a_storm_while_its_files_are_open() {
         story.reaped(child);
     }
     let holding = story.holding();
-    assert!(holding.summary.contains("which SIGKILL from bash (PID 12) ended"), "{}", holding.summary);
+    assert!(holding.summary.contains("killed by SIGKILL from bash (PID 12)"), "{}", holding.summary);
 }
 
 #[test]

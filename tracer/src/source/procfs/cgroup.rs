@@ -2,6 +2,7 @@
 
 use super::{Proc, TEXT_MAX, bounded};
 use crate::event::{PidsLimit, ProcessId};
+use std::path::Path;
 
 /// Where a process is in the cgroup hierarchies. A host may have both versions at once.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -62,33 +63,25 @@ impl Proc {
     }
 
     /// All processes of the cgroup are stopped by the freezer.
-    pub(super) fn frozen(&self, paths: &Paths) -> bool {
-        // v2: "frozen" counts freezing of any cgroup above, too (cgroup_update_frozen, kernel/cgroup/freezer.c).
-        let unified = paths
-            .unified
-            .as_deref()
-            .filter(|path| inside(path))
-            .is_some_and(|path| {
-                ["sys/fs/cgroup", "sys/fs/cgroup/unified"]
-                    .iter()
-                    .any(|mount| {
-                        self.text(format!("{mount}{path}/cgroup.events"))
-                            .is_some_and(|events| events.lines().any(|line| line == "frozen 1"))
-                    })
-            });
-        // v1: THAWED, FREEZING (not all have stopped yet) or FROZEN.
-        unified
-            || paths
-                .freezer
-                .as_deref()
-                .filter(|path| inside(path))
-                .is_some_and(|path| {
-                    matches!(
-                        self.line(format!("sys/fs/cgroup/freezer{path}/freezer.state"))
-                            .as_deref(),
-                        Some("FROZEN" | "FREEZING")
-                    )
+    pub(super) fn frozen(&self, paths: &Paths) -> Option<String> {
+        let unified = paths.unified.as_deref().filter(|path| inside(path)).and_then(|path| {
+            ["sys/fs/cgroup", "sys/fs/cgroup/unified"].iter().find_map(|mount| {
+                let frozen = self.text(format!("{mount}{path}/cgroup.events"))?.lines().any(|line| line == "frozen 1");
+                // "frozen" counts freezing of any cgroup above, too (cgroup_update_frozen, kernel/cgroup/freezer.c): the innermost one
+                // that was frozen itself is what must be thawed, and its own file where none can be read.
+                frozen.then(|| {
+                    let files = Path::new(path).ancestors().map(|group| format!("{mount}{}/cgroup.freeze", group.display().to_string().trim_end_matches('/')));
+                    let switched = |file: &String| self.line(file.clone()).as_deref() == Some("1");
+                    files.into_iter().find(switched).unwrap_or_else(|| format!("{mount}{path}/cgroup.freeze"))
                 })
+            })
+        });
+        let legacy = || {
+            let file = format!("sys/fs/cgroup/freezer{}/freezer.state", paths.freezer.as_deref().filter(|path| inside(path))?);
+            // THAWED, FREEZING (not all have stopped yet) or FROZEN.
+            matches!(self.line(file.clone()).as_deref(), Some("FROZEN" | "FREEZING")).then_some(file)
+        };
+        unified.or_else(legacy).map(|file| format!("/{file}"))
     }
 
     /// The limit on processes that a process is closest to, among its cgroup and those above it; `None` when there is none.

@@ -24,6 +24,12 @@ struct Line {
 }
 
 impl Proc {
+    fn abort_file(&self, mount: &Mount) -> Option<String> {
+        let connection = u64::from(mount.dev.0) << 20 | u64::from(mount.dev.1);
+        let file = format!("sys/fs/fuse/connections/{connection}/abort");
+        (fits(mount, Wait::Fuse) && self.root.join(&file).exists()).then(|| format!("/{file}"))
+    }
+
     /// The file systems of the kind that `wait` is about which this thread may wait for: the one of its system call's
     /// descriptor, else those of which the process has files, else all that it can see.
     pub(super) fn mounts(&self, pid: u32, tid: u32, fd: Option<i32>, wait: Wait) -> Vec<Mount> {
@@ -39,7 +45,7 @@ impl Proc {
             return Vec::new();
         }
         let inside = self.is_other_namespace(pid, tid);
-        let told = |line: &Line, by| Mount { by, inside, ..line.mount.clone() };
+        let told = |line: &Line, by| Mount { by, inside, abort: self.abort_file(&line.mount), ..line.mount.clone() };
         let named = |ids: &BTreeSet<u64>, by| -> Vec<Mount> {
             let of_them = lines.iter().filter(|line| ids.contains(&line.id));
             of_them.take(MOUNTS_MAX).map(|line| told(line, by)).collect()

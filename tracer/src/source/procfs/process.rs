@@ -45,14 +45,15 @@ impl Proc {
         let mut described = (Vec::new(), Vec::new());
         for (id, threads) in processes {
             let paths = self.cgroups(id.tgid()).unwrap_or_default();
-            let is_frozen = *frozen
+            let freezer = frozen
                 .entry(paths.clone())
-                .or_insert_with(|| self.frozen(&paths));
+                .or_insert_with(|| self.frozen(&paths))
+                .clone();
             let mut info = self.info(id, &threads, &paths);
             if must_wait.contains(&id) {
                 info.pids = self.pids_limit(id);
             }
-            let state = self.state(id, &threads, is_frozen);
+            let state = self.state(id, &threads, freezer);
             // Read last: if the PID is still this process's now, it was while we read.
             if self.is(id) {
                 described.0.push(info);
@@ -120,7 +121,7 @@ impl Proc {
         (!text.is_empty()).then(|| bounded(&text, TEXT_MAX).to_owned())
     }
 
-    fn state(&self, id: ProcessId, threads: &[&TaskLine], frozen: bool) -> ProcessState {
+    fn state(&self, id: ProcessId, threads: &[&TaskLine], freezer: Option<String>) -> ProcessState {
         let pid = id.tgid();
         let live: Vec<&&TaskLine> = threads.iter().filter(|task| task.exit_state == 0).collect();
         let leader = leader(id, threads);
@@ -142,7 +143,8 @@ impl Proc {
             exiting: live.iter().any(|task| task.flags & PF_EXITING != 0),
             dumping_core: status.dumping_core || living.dumping_core,
             tracer: threads.iter().find_map(|task| task.tracer).or(by_number),
-            frozen,
+            frozen: freezer.is_some(),
+            freezer,
             pending: status.pending | living.pending,
             blocked: if leader_exited {
                 living.blocked

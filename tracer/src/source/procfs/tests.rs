@@ -290,13 +290,16 @@ fn both_cgroup_versions_tell_frozen_and_a_foreign_namespace_does_not() {
     );
     put(folder.path(), "sys/fs/x/cgroup.events", "frozen 1\n");
     let proc = Proc::new(folder.path());
-    let frozen = |text| proc.frozen(&cgroup::Paths::parse(text));
-    assert!(frozen("0::/a/b\n"));
-    assert!(frozen("0::/h\n"));
-    assert!(frozen("3:freezer:/f\n0::/\n"));
-    assert!(!frozen("0::/c\n"));
-    assert!(!frozen("0::/../x\n"));
-    assert!(!frozen(""));
+    // Frozen from above.
+    put(folder.path(), "sys/fs/cgroup/a/cgroup.freeze", "1\n");
+    put(folder.path(), "sys/fs/cgroup/a/b/cgroup.freeze", "0\n");
+    let thawed_by = |text| proc.frozen(&cgroup::Paths::parse(text));
+    assert_eq!(thawed_by("0::/a/b\n").as_deref(), Some("/sys/fs/cgroup/a/cgroup.freeze"));
+    assert_eq!(thawed_by("0::/h\n").as_deref(), Some("/sys/fs/cgroup/unified/h/cgroup.freeze"));
+    assert_eq!(thawed_by("3:freezer:/f\n0::/\n").as_deref(), Some("/sys/fs/cgroup/freezer/f/freezer.state"));
+    for running in ["0::/c\n", "0::/../x\n", ""] {
+        assert_eq!(thawed_by(running), None, "{running}");
+    }
 }
 
 #[test]
