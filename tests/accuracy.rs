@@ -101,14 +101,15 @@ fn run(cli: Cli) -> io::Result<bool> {
             Ok(true)
         }
         Command::Table { files } => {
-            let mut places = Vec::new();
+            let (mut places, scenarios) = (Vec::new(), scenario::all()?);
             for file in files {
                 let name = file.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default().to_owned();
                 let text = fs::read_to_string(&file)?;
                 let outcomes = text.lines().map(serde_json::from_str).collect::<Result<Vec<Outcome>, _>>()?;
+                let outcomes = outcomes.into_iter().map(|outcome| outcome.judged(&scenarios)).collect();
                 places.push((name, outcomes));
             }
-            io::stdout().write_all(table::page(&scenario::all()?, &places).as_bytes())?;
+            io::stdout().write_all(table::page(&scenarios, &places).as_bytes())?;
             Ok(true)
         }
     }

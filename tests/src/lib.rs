@@ -88,7 +88,7 @@ pub fn check(scenario: &Scenario, place: Place, also: Also) -> io::Result<Outcom
         let (warm, wrong) = until_right(place, || look::live(&host, Some(recorder.trace())), &compare)?;
         outcome.looks.insert("warm".to_owned(), Told::new(&warm, wrong));
         if also.rivals {
-            outcome.rivals = rivals::ask(&host, scenario, &play)?;
+            outcome.rivals = rivals::ask(&host, scenario, &play, &outcome)?;
         }
         let stopped = recorder.stop()?;
         let last = look::offline(&host, &stopped)?;

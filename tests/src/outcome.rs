@@ -29,6 +29,9 @@ pub struct Outcome {
     /// Who was who.
     #[serde(default)]
     pub cast: BTreeMap<String, u32>,
+    /// Those of "other-1", "other-2"... who were alive.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub others: Vec<String>,
     /// What was said in each look: "cold", "recording", "warm", "offline".
     #[serde(default)]
     pub looks: BTreeMap<String, Told>,
@@ -69,6 +72,7 @@ impl Outcome {
             skipped: None,
             wrong: Vec::new(),
             cast: BTreeMap::new(),
+            others: Vec::new(),
             looks: BTreeMap::new(),
             remedy: None,
             rivals: Vec::new(),
@@ -79,6 +83,17 @@ impl Outcome {
     /// Notes who is who.
     pub fn cast(&mut self, play: &Play) {
         self.cast = play.report.cast.iter().map(|(name, member)| (name.clone(), member.pid)).collect();
+        self.others = play.others().map(str::to_owned).collect();
+    }
+
+    /// The usual tools' answers judged again, of what they printed.
+    #[must_use]
+    pub fn judged(mut self, scenarios: &[Scenario]) -> Outcome {
+        if let Some(scenario) = scenarios.iter().find(|scenario| scenario.name == self.name) {
+            let rivals = std::mem::take(&mut self.rivals);
+            self.rivals = rivals.into_iter().map(|rival| rival.judged(scenario, &self)).collect();
+        }
+        self
     }
 
     /// Everything that was wrong, as sentences.

@@ -11,15 +11,17 @@ use outlive::explanation::CauseId;
 use serde::{Deserialize, Serialize};
 
 use crate::host::Host;
+use crate::outcome::Outcome;
 use crate::play::Play;
 use crate::scenario::{Place, Scenario};
 
 /// No more of a tool's output is kept.
-const PRINTED_MAX: usize = 4_000;
+const PRINTED_MAX: usize = 2_500;
 const MIB: u64 = 1 << 20;
 
 /// What one tool said.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Rival {
     /// Its name.
     pub tool: String,
@@ -33,6 +35,10 @@ pub struct Rival {
     pub owner: Answer,
     /// Whether it says why.
     pub cause: Answer,
+    /// What it printed was longer, and was judged before it was cut.
+    pub cut: bool,
+    /// Every owner's bytes stand somewhere in what it printed.
+    pub counts: bool,
     /// Whether it says how much.
     pub bytes: Answer,
     /// Whether `kill -9` of everybody whom it names would end every holder, and nobody else.
@@ -40,7 +46,7 @@ pub struct Rival {
 }
 
 /// A cell of the table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Answer {
     /// Right.
@@ -52,101 +58,127 @@ pub enum Answer {
     /// Nothing.
     No,
     /// There is nothing to say.
+    #[default]
     Nothing,
 }
+
+/// A PID, and the program's name where the tool says it.
+type Named<'a> = (u32, Option<&'a str>);
 
 struct Tool {
     name: &'static str,
     /// A shell command; `$DEVICES` are the nodes.
     command: &'static str,
     places: &'static [Place],
-    pids: fn(&str) -> BTreeSet<u32>,
+    /// PIDs that it singles out, and the program's name where it says it.
+    named: for<'a> fn(&'a str) -> Vec<Named<'a>>,
 }
 
 const ANYWHERE: &[Place] = &[Place::StandIn, Place::Driver, Place::Gpu];
 const GPU: &[Place] = &[Place::Gpu];
 
 const TOOLS: [Tool; 7] = [
-    Tool { name: "nvidia-smi", command: "nvidia-smi", places: GPU, pids: in_smi_table },
-    Tool { name: "NVML list", command: "nvidia-smi --query-compute-apps=pid,used_memory,name --format=csv", places: GPU, pids: first_numbers },
-    Tool { name: "gpustat", command: "python3 -m gpustat --no-header -p -u -c", places: GPU, pids: after_slash },
-    Tool { name: "nvitop", command: "NO_COLOR=1 COLUMNS=120 python3 -m nvitop --once --ascii --no-unicode 2>&1 || python3 -m nvitop --once --ascii", places: GPU, pids: in_nvitop },
-    Tool { name: "fuser", command: "fuser $DEVICES 2>/dev/null; fuser -v $DEVICES 2>&1 | grep -v 'Cannot stat'", places: ANYWHERE, pids: in_fuser },
-    Tool { name: "lsof", command: "lsof -w $DEVICES", places: ANYWHERE, pids: second_numbers },
-    Tool { name: "ps", command: "ps -eo pid,ppid,stat,wchan:24,comm", places: ANYWHERE, pids: conspicuous },
+    Tool { name: "nvidia-smi", command: "nvidia-smi", places: GPU, named: in_smi_table },
+    Tool { name: "NVML list", command: "nvidia-smi --query-compute-apps=pid,used_memory,name --format=csv", places: GPU, named: first_numbers },
+    Tool { name: "gpustat", command: "python3 -m gpustat --no-header -p -u -c", places: GPU, named: before_parenthesis },
+    Tool { name: "nvitop", command: "COLUMNS=120 python3 -m nvitop --once --ascii", places: GPU, named: in_nvitop },
+    Tool { name: "fuser", command: "fuser -v $DEVICES 2>&1 | grep -v 'Cannot stat'", places: ANYWHERE, named: in_fuser },
+    Tool { name: "lsof", command: "lsof -w $DEVICES | awk 'lines[$2]++ < 3'", places: ANYWHERE, named: in_lsof },
+    Tool { name: "ps", command: "ps -eo pid,ppid,stat,wchan:24,comm", places: ANYWHERE, named: conspicuous },
 ];
 
 /// Asks every tool that is installed.
 ///
 /// # Errors
 /// When a shell cannot be started.
-pub fn ask(host: &Host, scenario: &Scenario, play: &Play) -> io::Result<Vec<Rival>> {
+pub fn ask(host: &Host, scenario: &Scenario, play: &Play, outcome: &Outcome) -> io::Result<Vec<Rival>> {
     let mut said = Vec::new();
     for tool in TOOLS.iter().filter(|tool| tool.places.contains(&host.place)) {
         let command = format!("DEVICES=$(ls -d {}); {}", host.devices().display(), tool.command);
         let answer = Command::new("timeout").args(["20", "sh", "-c", &command]).output()?;
         let printed = format!("{}{}", String::from_utf8_lossy(&answer.stdout), String::from_utf8_lossy(&answer.stderr));
-        if printed.contains("not found") || printed.contains("error while loading") || printed.contains("No module named") {
-            continue;
+        if !["not found", "error while loading", "No module named"].iter().any(|words| printed.contains(words)) {
+            let counts = counts(&printed, &expected_owners(scenario, host.place), play) && host.place == Place::Gpu;
+            let mut rival = Rival { tool: tool.name.to_owned(), printed, counts, ..Rival::default() }.judged(scenario, outcome);
+            rival.cut = rival.printed.chars().count() > PRINTED_MAX;
+            rival.printed = rival.printed.chars().take(PRINTED_MAX).collect();
+            said.push(rival);
         }
-        said.push(judge(tool, &printed, scenario, play, host.place));
     }
     Ok(said)
 }
 
-fn judge(tool: &Tool, printed: &str, scenario: &Scenario, play: &Play, place: Place) -> Rival {
-    let expected = scenario.expected(place, false);
-    // Living owners are no leak, but whoever looks for memory wants to know of them too.
-    let owners: BTreeSet<&str> = expected.iter().filter_map(|memory| memory.owner.as_deref()).collect();
-    let mut holders: BTreeSet<String> = expected.iter().flat_map(|memory| memory.holders.keys().cloned()).collect();
-    if holders.remove("others") {
-        holders.extend(play.others().map(str::to_owned));
-    }
-    let pids: BTreeSet<u32> = (tool.pids)(printed).into_iter().filter(|pid| !is_ours(*pid)).collect();
-    let ps = tool.name == "ps";
-    // Of those that are merely conspicuous, only the part's own are of interest.
-    let named: BTreeSet<String> = pids.iter()
-        .filter_map(|pid| play.name(*pid).map(str::to_owned).or_else(|| (!ps).then(|| format!("PID {pid}"))))
-        .filter(|name| name != "stage")
-        .collect();
-    // A dead owner's PID is not a holder's name, but no lie either.
-    let suspects: BTreeSet<String> = named.iter().filter(|name| !owners.contains(name.as_str()) || holders.contains(*name)).cloned().collect();
-    let dead = named.iter().any(|name| !suspects.contains(name));
-    let names_holders = if holders.is_empty() {
-        if suspects.is_empty() { Answer::Nothing } else { Answer::Wrong }
-    } else if suspects == holders {
-        Answer::Yes
-    } else if suspects.is_empty() {
-        if dead { Answer::Wrong } else { Answer::No }
-    } else if suspects.is_subset(&holders) {
-        Answer::Partly
-    } else {
-        Answer::Wrong
-    };
-    let stopped = expected.iter().any(|memory| memory.cause.all() == [CauseId::OwnerStopped]);
-    let tells = ps && stopped && names_holders == Answer::Yes;
-    let killable = !expected.iter().any(|memory| memory.cause.all().iter().any(|cause| BEYOND_SIGNALS.contains(cause)));
-    let some = |is: bool| if owners.is_empty() { Answer::Nothing } else if is { Answer::Yes } else { Answer::No };
-    let owned = owners.iter().filter(|owner| named.contains(**owner)).count();
-    let bytes: Vec<u64> = owners.iter().filter_map(|owner| play.report.bytes.get(*owner)).copied().collect();
+fn expected_owners(scenario: &Scenario, place: Place) -> BTreeSet<String> {
+    scenario.expected(place, false).into_iter().filter_map(|memory| memory.owner).collect()
+}
+
+/// Every owner's bytes stand somewhere, in MiB.
+fn counts(printed: &str, owners: &BTreeSet<String>, play: &Play) -> bool {
+    let bytes: Vec<u64> = owners.iter().filter_map(|owner| play.report.bytes.get(owner)).copied().collect();
     let said: Vec<u64> = printed.split(|c: char| !c.is_ascii_digit()).filter_map(|word| word.parse().ok()).collect();
-    let counts = !bytes.is_empty() && bytes.iter().all(|bytes| said.iter().any(|mib| mib.abs_diff(bytes / MIB) <= 2));
-    Rival {
-        tool: tool.name.to_owned(),
-        printed: printed.chars().take(PRINTED_MAX).collect(),
-        named: named.into_iter().collect(),
-        holders: names_holders,
-        owner: some(owned == owners.len()),
-        cause: some(tells),
-        bytes: some(counts && place == Place::Gpu),
-        remedy: match names_holders {
+    !bytes.is_empty() && bytes.iter().all(|bytes| said.iter().any(|mib| mib.abs_diff(bytes / MIB) <= 2))
+}
+
+impl Rival {
+    /// What its answer is worth: of nothing but what it printed and who was who.
+    #[must_use]
+    pub fn judged(mut self, scenario: &Scenario, outcome: &Outcome) -> Rival {
+        let Some(tool) = TOOLS.iter().find(|tool| tool.name == self.tool) else { return self };
+        // Numbers of tools that know no GPU are not its bytes.
+        self.counts &= tool.places == GPU;
+        if self.cut {
+            self.bytes = if self.bytes == Answer::Yes && !self.counts { Answer::No } else { self.bytes };
+            return self;
+        }
+        let expected = scenario.expected(outcome.place, false);
+        let owners = expected_owners(scenario, outcome.place);
+        let mut holders: BTreeSet<String> = expected.iter().flat_map(|memory| memory.holders.keys().cloned()).collect();
+        if holders.remove("others") {
+            holders.extend(outcome.others.iter().cloned());
+        }
+        // Somebody may have two names.
+        let name = |pid: u32| {
+            let names = || outcome.cast.iter().filter(move |(_, known)| **known == pid).map(|(name, _)| name);
+            names().find(|name| holders.contains(*name)).or_else(|| names().next()).cloned()
+        };
+        let ps = tool.name == "ps";
+        // Of those that are merely conspicuous, only the part's own are of interest.
+        let named: BTreeSet<String> = (tool.named)(&self.printed).into_iter()
+            .filter(|(_, comm)| !comm.is_some_and(|comm| OURS.contains(&comm)))
+            .filter_map(|(pid, _)| name(pid).or_else(|| (!ps).then(|| format!("PID {pid}"))))
+            .filter(|name| name != "stage")
+            .collect();
+        // A dead owner's PID is not a holder's name, but no lie either.
+        let suspects: BTreeSet<String> = named.iter().filter(|name| !owners.contains(*name) || holders.contains(*name)).cloned().collect();
+        let stale = suspects.len() < named.len();
+        self.holders = match () {
+            () if holders.is_empty() && suspects.is_empty() => Answer::Nothing,
+            () if holders.is_empty() => Answer::Wrong,
+            () if suspects == holders => Answer::Yes,
+            () if suspects.is_empty() && stale => Answer::Wrong,
+            () if suspects.is_empty() => Answer::No,
+            () if suspects.is_subset(&holders) => Answer::Partly,
+            () => Answer::Wrong,
+        };
+        let stopped = expected.iter().any(|memory| memory.cause.all() == [CauseId::OwnerStopped]);
+        let killable = !expected.iter().any(|memory| memory.cause.all().iter().any(|cause| BEYOND_SIGNALS.contains(cause)));
+        let some = |is: bool| if owners.is_empty() { Answer::Nothing } else if is { Answer::Yes } else { Answer::No };
+        self.owner = some(owners.iter().all(|owner| named.contains(owner)));
+        self.cause = some(ps && stopped && self.holders == Answer::Yes);
+        self.bytes = some(self.counts);
+        self.remedy = match self.holders {
             _ if owners.is_empty() => Answer::Nothing,
             Answer::Yes if killable => Answer::Yes,
             Answer::Wrong if !suspects.is_empty() => Answer::Wrong,
             _ => Answer::No,
-        },
+        };
+        self.named = named.into_iter().collect();
+        self
     }
 }
+
+/// Our own programs, which watch the GPU too.
+const OURS: [&str; 2] = ["outlive", "accuracy"];
 
 /// What no signal ends.
 const BEYOND_SIGNALS: [CauseId; 6] = [
@@ -158,53 +190,77 @@ const BEYOND_SIGNALS: [CauseId; 6] = [
     CauseId::DriverReserve,
 ];
 
-fn is_ours(pid: u32) -> bool {
-    std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|comm| matches!(comm.trim_end(), "outlive" | "accuracy"))
-}
-
-fn numbers(words: &str) -> impl Iterator<Item = u32> {
-    words.split(|c: char| !c.is_ascii_digit()).filter_map(|word| word.parse().ok())
-}
-
 /// `|    0   N/A  N/A            1234      C   python3      2566MiB |`
-fn in_smi_table(printed: &str) -> BTreeSet<u32> {
+fn in_smi_table(printed: &str) -> Vec<Named<'_>> {
     let table = printed.split("Processes:").nth(1).unwrap_or_default();
-    table.lines().filter(|line| line.contains("MiB")).filter_map(|line| line.split_whitespace().nth(4)?.parse().ok()).collect()
+    let row = |line: &str| line.split_whitespace().nth(4)?.parse().ok();
+    table.lines().filter(|line| line.contains("MiB")).filter_map(row).map(|pid| (pid, None)).collect()
 }
 
-fn first_numbers(printed: &str) -> BTreeSet<u32> {
-    printed.lines().filter_map(|line| line.split(',').next()?.trim().parse().ok()).collect()
+/// `1234, 2566 MiB, python3`
+fn first_numbers(printed: &str) -> Vec<Named<'_>> {
+    printed.lines().filter_map(|line| line.split(',').next()?.trim().parse().ok()).map(|pid| (pid, None)).collect()
 }
 
 /// `user:python3/1234(2566M)`
-fn after_slash(printed: &str) -> BTreeSet<u32> {
-    printed.split('/').skip(1).filter_map(|rest| numbers(rest.split('(').next()?).next()).collect()
+fn before_parenthesis(printed: &str) -> Vec<Named<'_>> {
+    let pid = |part: &str| part.rsplit_once('/')?.1.parse().ok();
+    printed.split('(').filter_map(pid).map(|pid| (pid, None)).collect()
 }
 
-fn in_nvitop(printed: &str) -> BTreeSet<u32> {
-    let table = printed.split("PID").nth(1).unwrap_or_default();
-    table.lines().filter_map(|line| {
+/// `|   0    1234 C   root 2.51GiB   0     0   1.0   0.1 00:05 python3 |`
+fn in_nvitop(printed: &str) -> Vec<Named<'_>> {
+    let table = printed.split("Processes:").nth(1).unwrap_or_default();
+    let row = |line: &str| {
         let mut words = line.trim_matches(['|', ' ']).split_whitespace();
         words.next()?.parse::<u32>().ok()?;
         words.next()?.parse().ok()
-    }).collect()
+    };
+    table.lines().filter_map(row).map(|pid| (pid, None)).collect()
 }
 
-/// The first answer, without `-v`, has bare PIDs; `2>/dev/null` took the names away.
-fn in_fuser(printed: &str) -> BTreeSet<u32> {
-    numbers(printed.lines().next().filter(|line| !line.contains("USER")).unwrap_or_default()).collect()
+/// `/dev/nvidia0:        root       1336 F.... outlive`
+fn in_fuser(printed: &str) -> Vec<Named<'_>> {
+    let row = |line: &'_ str| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let at = words.iter().position(|word| word.len() == 5 && word.chars().all(|c| c == '.' || c.is_ascii_alphabetic()) && word.contains('.'))?;
+        Some((words.get(at.checked_sub(1)?)?.parse().ok()?, at))
+    };
+    printed.lines().filter_map(|line| row(line).map(|(pid, at)| (pid, line.split_whitespace().nth(at + 1)))).collect()
 }
 
-fn second_numbers(printed: &str) -> BTreeSet<u32> {
-    printed.lines().filter_map(|line| line.split_whitespace().nth(1)?.parse().ok()).collect()
+/// `python3   1350 root    8u   CHR 195,255      0t0  142 /dev/nvidiactl`
+fn in_lsof(printed: &str) -> Vec<Named<'_>> {
+    fn row(line: &str) -> Option<Named<'_>> {
+        let mut words = line.split_whitespace();
+        let comm = words.next();
+        Some((words.next()?.parse().ok()?, comm))
+    }
+    printed.lines().filter_map(row).collect()
 }
 
 /// Stopped, traced, in uninterruptible sleep, or a zombie.
-fn conspicuous(printed: &str) -> BTreeSet<u32> {
+fn conspicuous(printed: &str) -> Vec<Named<'_>> {
     let looks_odd = |line: &str| {
         let mut words = line.split_whitespace();
         let pid = words.next()?.parse().ok()?;
         words.nth(1)?.starts_with(['T', 't', 'D', 'Z']).then_some(pid)
     };
-    printed.lines().filter_map(looks_odd).collect()
+    printed.lines().filter_map(looks_odd).map(|pid| (pid, None)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_tools_own_words_are_understood() {
+        let fuser = "                     USER        PID ACCESS COMMAND\n/dev/nvidia0:        root        603 F.... outlive\n                     root        618 F...m scenario\n";
+        assert_eq!(in_fuser(fuser), [(603, Some("outlive")), (618, Some("scenario"))]);
+        let gpustat = "[0] NVIDIA H200 | 35'C,   0 % |  4122 / 143771 MB | root:scenarios/2334(2566M) root:scenarios/2340(1542M)\n";
+        assert_eq!(before_parenthesis(gpustat), [(2334, None), (2340, None)]);
+        let lsof = "COMMAND  PID USER   FD   TYPE\nscenario 618 root  mem    CHR   195,0           143 /dev/nvidia0\n";
+        assert_eq!(in_lsof(lsof), [(618, Some("scenario"))]);
+        assert_eq!(first_numbers("pid, used_gpu_memory [MiB], process_name\n519, 2566 MiB, [Not Found]\n"), [(519, None)]);
+    }
 }

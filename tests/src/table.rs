@@ -177,7 +177,7 @@ fn letters(answers: [Answer; 5]) -> String {
 }
 
 fn sentences(page: &mut String, scenarios: &[Scenario], places: &Columns<'_>) {
-    page.push_str("\n## What it says\n\nThe first sentence of each answer, warm and cold, from the last place above that played the scenario; PIDs and times as they were.\n");
+    page.push_str("\n## What it says\n\nThe first sentence of each answer, warm and cold, from the last place above that played the scenario; PIDs and times as they were; sentences about outlive's own processes are left out.\n");
     for scenario in scenarios {
         let played = places.iter().rev().find_map(|(place, outcomes)| {
             outcomes.get(scenario.name.as_str()).filter(|outcome| !outcome.looks.is_empty()).map(|outcome| (place, *outcome))
@@ -189,7 +189,8 @@ fn sentences(page: &mut String, scenarios: &[Scenario], places: &Columns<'_>) {
             if summaries.is_empty() {
                 let _ = writeln!(page, "* {look}: nothing outlives its owner.");
             }
-            summaries.iter().for_each(|summary| {
+            // Of the recorder and the looks themselves there is nothing to learn here.
+            summaries.iter().filter(|summary| !summary.contains("belongs to outlive (PID")).for_each(|summary| {
                 let _ = writeln!(page, "* {look}: {}", summary.replace('|', "\\|"));
             });
         }

@@ -12,6 +12,10 @@ use crate::event::{BootNs, KernelThread};
 use crate::stack;
 use crate::world::World;
 
+/// In the same place for so long, while the memory does not move: it does not get on. Longer than for a process, since nobody waits
+/// for such a thread, and it may have more to do than this.
+const STUCK_NS: BootNs = 10_000_000_000;
+
 /// Such a release.
 #[derive(Clone, Copy, Debug)]
 pub struct Deferred<'a> {
@@ -31,16 +35,15 @@ pub fn of<'a>(case: &Case<'a>) -> Option<Deferred<'a>> {
 }
 
 impl Deferred<'_> {
-    /// It may simply be under way: nobody waits for such a thread, so it may take its time, and only seconds in the same place, while the
-    /// memory does not move, say that it does not get on.
+    /// It may simply be under way.
     #[must_use]
     pub fn is_young(&self, case: &Case<'_>) -> bool {
         let ended = case.owner.and_then(|owner| owner.process).and_then(|process| process.ended_at());
         if ended.is_some_and(|at| case.now().saturating_sub(at) < PATIENCE_NS) {
             return true;
         }
-        let still = self.thread.thread.same_since.is_some_and(|since| case.now().saturating_sub(since) >= PATIENCE_NS);
-        let flat = case.gpu().is_some_and(|gpu| gpu.flat_for() >= PATIENCE_NS);
+        let still = self.thread.thread.same_since.is_some_and(|since| case.now().saturating_sub(since) >= STUCK_NS);
+        let flat = case.gpu().is_some_and(|gpu| gpu.flat_for() >= STUCK_NS);
         !(still && flat)
     }
 

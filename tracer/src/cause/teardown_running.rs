@@ -36,7 +36,10 @@ pub fn judge(case: &Case<'_>) -> Option<Verdict> {
         (None, Some(deferred)) => (deferred.subject(case), deferred.is_young(case), vec![deferred.note(case.world)]),
         (None, None) if case.kind != Kind::Files && case.living_owner().is_none() => {
             let ended = case.owner.and_then(|owner| owner.process).and_then(Process::ended_at);
-            let young = ended.is_some_and(|at| case.now().saturating_sub(at) < PATIENCE_NS);
+            // While somebody's memory is taken down, what NVML no longer charges to it may be in use a moment longer.
+            let moved = case.gpu().is_none_or(|gpu| gpu.flat_for() < PATIENCE_NS);
+            let of_another = case.kind == Kind::Leftover && moved && case.world.somebody_must_die();
+            let young = of_another || ended.is_some_and(|at| case.now().saturating_sub(at) < PATIENCE_NS);
             (after_the_end(case), young, Vec::new())
         }
         (None, None) => return None,
@@ -138,6 +141,19 @@ mod tests {
         story.used(2_560);
         story.scanned();
         assert_eq!(story.holding().cause, CauseId::NoHolder);
+    }
+
+    #[test]
+    fn what_is_charged_to_nobody_while_somebody_dies_is_not_called_lost() {
+        let mut story = Story::cold();
+        let trainer = story.process(574, "python3");
+        story.uses_cuda(trainer);
+        story.nvml(1_000, &[(574, 900)]);
+        story.stands(trainer, "R", |s| s.exiting = true);
+        story.scanned();
+        let told = story.told();
+        assert!(told.holdings.iter().all(|holding| holding.cause != CauseId::NoHolder), "{:#?}", told.holdings);
+        assert!(told.holdings.iter().any(|holding| holding.cause == CauseId::TeardownRunning && holding.owner.is_none()), "{:#?}", told.holdings);
     }
 
     #[test]
