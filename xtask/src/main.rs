@@ -50,11 +50,14 @@ enum Command {
     },
     /// Play every scenario here and in the guests, ask the usual tools too, and write docs/accuracy.md.
     Accuracy {
-        /// Only these scenarios; the page is not written then.
+        /// Only these scenarios; the page keeps what it says of the others.
         names: Vec<String>,
-        /// Only there: "here", "6.1" or "6.12"; the page is not written then.
+        /// Only there: "here", "6.1" or "6.12".
         #[arg(long)]
         at: Vec<String>,
+        /// Plays nothing, and adds outcomes that tests/gpu/accuracy.sh wrote on a GPU host (h200.jsonl).
+        #[arg(long)]
+        add: Vec<std::path::PathBuf>,
     },
     /// Build the stand-in for NVIDIA's driver for the guests' kernels.
     Driver,
@@ -86,7 +89,7 @@ fn dispatch() -> anyhow::Result<()> {
         Command::Setup { vm } => setup::run(vm),
         Command::Test { ci } => test::test(ci),
         Command::Vm { kernels } => vm::vm(&kernels),
-        Command::Accuracy { names, at } => accuracy::accuracy(&names, &at),
+        Command::Accuracy { names, at, add } => accuracy::accuracy(&names, &at, &add),
         Command::Driver => driver::driver(),
         Command::Tidy => tidy::tidy(),
         Command::Man => man::man(),
