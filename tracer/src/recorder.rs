@@ -128,6 +128,10 @@ impl Recorder {
         }
         if self.scan.due(now, || self.memory.anybody_watched() || self.world.anything_outlives() || self.world.wants_kernel_threads()) {
             self.scan_now();
+            // A trace has only what moves: that the memory does not, while the kernel works on it, must be said.
+            if self.world.is_kernel_at_it() {
+                self.sampler.sample_now();
+            }
         }
         Ok(())
     }

@@ -220,7 +220,7 @@ impl Snapshot {
         if let Some(list) = &self.kernel_threads {
             let known = world.host().kernel_threads.as_ref().map(|(at, list)| (*at, &list[..]));
             let list = looks::kernel_threads(known, list, self.ended);
-            if looks::differ(known.map_or(&[], |(_, list)| list), &list) {
+            if looks::differ(known.map_or(&[], |(_, list)| list), &list) || looks::are_still_there(&list, self.ended) {
                 out.push(self.event(What::KernelThreads { list }));
             }
         }

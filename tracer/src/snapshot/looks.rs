@@ -50,6 +50,14 @@ pub(super) fn shape(thread: &StuckThread) -> StuckThread {
     StuckThread { ran, cpu_ns: thread.cpu_ns.filter(|_| busy), ..thread.clone() }
 }
 
+/// That a thread is still there is news for so long: after it, nobody takes it for one that is merely slow.
+const STILL_NEWS_NS: BootNs = 60_000_000_000;
+
+/// Some of them were in the same place before, and not for long.
+pub(super) fn are_still_there(list: &[KernelThread], at: BootNs) -> bool {
+    list.iter().filter_map(|found| found.thread.same_since).any(|since| at.saturating_sub(since) < STILL_NEWS_NS)
+}
+
 /// Whether two lists differ in more than times.
 pub(super) fn differ(old: &[KernelThread], new: &[KernelThread]) -> bool {
     let shaped = |list: &[KernelThread]| -> Vec<KernelThread> {
