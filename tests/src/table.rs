@@ -36,7 +36,7 @@ What `outlive` says of every scenario in `tests/scenarios`, and what the usual t
 written by hand.
 
 A scenario is right when cause, confidence, owner, every holder and how it came to hold, and the bytes are right (to the byte with
-stand-ins, within 2 MiB of nvidia-smi's figure on a real GPU), and nobody else is named; `cold` (nothing ran before), `warm` (with
+stand-ins, within 2 MiB of the driver's own figure with a driver, within 8 MiB where cold it can only be what is left over), and nobody else is named; `cold` (nothing ran before), `warm` (with
 a recorder's history) and `offline` (from the trace file, read by a user without rights). Without history a cause may be `inferred`
 where the past is out of reach.
 
