@@ -23,7 +23,7 @@ pub(crate) fn test(ci: bool) -> Result<()> {
     } else {
         println!("not run here: clippy, the object check and the guests with kernels 6.1 and 6.12; `cargo xtask test --ci` runs them");
     }
-    println!("not run here: tests/gpu, which needs an NVIDIA GPU (tests/gpu/run.sh OUT)");
+    println!("not run here: tests/gpu, which needs an NVIDIA GPU (tests/gpu/accuracy.sh PROGRAMS OUT)");
     Ok(())
 }
 
