@@ -126,7 +126,9 @@ impl Recorder {
         if self.sample.take(now) {
             self.sampler.sample_now();
         }
-        if self.scan.due(now, || self.memory.anybody_watched() || self.world.anything_outlives() || self.world.wants_kernel_threads()) {
+        // Not whenever memory is charged to nobody: managed memory always is.
+        let lasting = || self.world.anything_outlives() || self.world.is_kernel_at_it() || self.world.charges_the_dead();
+        if self.scan.due(now, || self.memory.anybody_watched() || lasting()) {
             self.scan_now();
             // A trace has only what moves: that the memory does not, while the kernel works on it, must be said.
             if self.world.is_kernel_at_it() {

@@ -36,10 +36,12 @@ pub fn judge(case: &Case<'_>) -> Option<Verdict> {
         (None, Some(deferred)) => (deferred.subject(case), deferred.is_young(case), vec![deferred.note(case.world)]),
         (None, None) if case.kind != Kind::Files && case.living_owner().is_none() => {
             let ended = case.owner.and_then(|owner| owner.process).and_then(Process::ended_at);
+            // In a recording time goes on between two scans, and only a scan says that nobody releases it.
+            let looked = case.world.host().scan.map_or(case.now(), |scan| scan.at);
             // While somebody's memory is taken down, what NVML no longer charges to it may be in use a moment longer.
             let moved = case.gpu().is_none_or(|gpu| gpu.flat_for() < PATIENCE_NS);
             let of_another = case.kind == Kind::Leftover && moved && case.world.somebody_must_die();
-            let young = of_another || ended.is_some_and(|at| case.now().saturating_sub(at) < PATIENCE_NS);
+            let young = of_another || ended.is_some_and(|at| looked.saturating_sub(at) < PATIENCE_NS);
             (after_the_end(case), young, Vec::new())
         }
         (None, None) => return None,

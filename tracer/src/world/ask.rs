@@ -58,12 +58,14 @@ impl World {
     /// them was found inside the driver.
     #[must_use]
     pub fn wants_kernel_threads(&self) -> bool {
-        let nobodys = |gpu: &Gpu| {
-            // Who lives and is charged has the driver open, and a first scan found it: whoever is not known is most likely dead.
-            let dead = gpu.lines.keys().any(|(pid, _)| self.living(*pid).is_none_or(|p| !p.is_alive()));
-            dead || gpu.uncharged().is_some_and(|bytes| bytes > NOISE_BYTES)
-        };
-        self.is_kernel_at_it() || self.somebody_must_die() || self.gpus.values().any(nobodys)
+        let nobodys = |gpu: &Gpu| gpu.uncharged().is_some_and(|bytes| bytes > NOISE_BYTES);
+        self.is_kernel_at_it() || self.somebody_must_die() || self.charges_the_dead() || self.gpus.values().any(nobodys)
+    }
+
+    /// NVML charges a process that is not known to live: who lives and is charged has the driver open, and a scan found it.
+    #[must_use]
+    pub fn charges_the_dead(&self) -> bool {
+        self.gpus.values().flat_map(|gpu| gpu.lines.keys()).any(|(pid, _)| self.living(*pid).is_none_or(|p| !p.is_alive()))
     }
 
     /// A kernel thread was last seen inside the driver.
