@@ -4,7 +4,7 @@
 
 #![expect(unsafe_code, reason = "these programs misbehave through fork, ptrace and fd passing, which only libc offers")]
 
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::io;
 use std::os::fd::RawFd;
 use std::os::unix::ffi::OsStrExt;
@@ -256,6 +256,16 @@ pub(crate) fn mount_fuse_file(target: &Path, fuse: RawFd) -> io::Result<()> {
         libc::mount(kind.as_ptr(), target.as_ptr(), kind.as_ptr(), libc::MS_NOSUID, options.as_ptr().cast())
     };
     check(result.into()).map(drop)
+}
+
+/// Covers /proc with that of our own PID namespace, for our own mount namespace only.
+pub(crate) fn mount_proc() -> io::Result<()> {
+    let mount = |kind: &CStr, target: &CStr, flags| {
+        // SAFETY: both strings are valid C strings, and neither file system needs data.
+        check(unsafe { libc::mount(kind.as_ptr(), target.as_ptr(), kind.as_ptr(), flags, std::ptr::null()) }.into()).map(drop)
+    };
+    mount(c"none", c"/", libc::MS_REC | libc::MS_PRIVATE)?;
+    mount(c"proc", c"/proc", 0)
 }
 
 /// Detaches a mount, busy or not.

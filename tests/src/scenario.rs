@@ -90,6 +90,9 @@ pub struct Memory {
     /// The owner may stay unnamed and its bytes uncounted, but neither may be wrong.
     #[serde(default)]
     pub owner_perhaps_unknown: bool,
+    /// It may be told of on its own or not; if it is, then so. Say why in a comment.
+    #[serde(default)]
+    pub perhaps: bool,
     /// The bytes are not judged: say why in a comment.
     #[serde(default)]
     pub any_bytes: bool,

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io;
+use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
@@ -26,15 +27,22 @@ pub(crate) fn contains(actor: &mut Actor) -> io::Result<()> {
     until_end()
 }
 
-/// Root of a user namespace that uses the GPU. With a real one users stay as they are: cuInit fails there (error 304).
+/// Root of a user namespace that uses the GPU. With a real one users stay as they are, and cuInit wants the /proc of its own PID
+/// namespace (else error 304); the actors want the host's again.
 fn owns(owner: &mut Actor, child: &str) -> io::Result<()> {
-    if Gpu::of_play() != Gpu::Real {
+    if Gpu::of_play() == Gpu::Real {
+        sys::unshare(libc::CLONE_NEWNS)?;
+        sys::mount_proc()?;
+        let opened = owner.open_gpu();
+        sys::unmount(Path::new("/proc"))?;
+        opened?;
+    } else {
         sys::unshare(libc::CLONE_NEWUSER)?;
         fs::write("/proc/self/setgroups", "deny")?;
         fs::write("/proc/self/gid_map", "0 0 1")?;
         fs::write("/proc/self/uid_map", "0 0 1")?;
+        owner.open_gpu()?;
     }
-    owner.open_gpu()?;
     owner.fork(child, |child| child.wait())?;
     owner.wait()
 }
