@@ -200,6 +200,21 @@ impl Table {
         let file = slots.follow(fd as usize * 8);
         (file.address() != 0).then_some(File(file))
     }
+    /// The descriptor that was taken last, if it is still empty.
+    #[inline(always)]
+    pub(crate) fn reserved(self, task: Task<Typed>) -> Option<u32> {
+        if !has!(files_next_fd) || !has!(fdtable_open_fds) {
+            return None;
+        }
+        // Behind the lowest free one (alloc_fd, fs/file.c).
+        let fd = task.files().get::<u32>(offset!(files_next_fd)).wrapping_sub(1);
+        if fd >= self.0.get::<u32>(offset!(fdtable_max_fds)) || self.file(fd).is_some() {
+            return None;
+        }
+        let taken = Raw(self.0.get(offset!(fdtable_open_fds)));
+        let word: u64 = taken.get((fd / 64) as usize * 8);
+        (word >> (fd % 64) & 1 != 0).then_some(fd)
+    }
     /// [`flag::CLOEXEC`] when the descriptor is close-on-exec.
     #[inline(always)]
     fn cloexec_flag(self, fd: u32) -> u32 {

@@ -252,11 +252,15 @@ impl Registers {
     pub(crate) fn first(self) -> u64 {
         self.0.get(core::mem::offset_of!(pt_regs, rdi))
     }
+    /// Number of the system call.
+    #[inline(always)]
+    pub(crate) fn call(self) -> u64 {
+        self.0.get(core::mem::offset_of!(pt_regs, orig_rax))
+    }
     /// One more than the descriptor of the ioctl that it asked for; 0: its last entry was for something else.
     #[inline(always)]
     pub(crate) fn ioctl(self) -> u32 {
-        let number: u64 = self.0.get(core::mem::offset_of!(pt_regs, orig_rax));
-        if number == SYS_IOCTL { (self.first() as u32).wrapping_add(1) } else { 0 }
+        if self.call() == SYS_IOCTL { (self.first() as u32).wrapping_add(1) } else { 0 }
     }
     /// Second argument.
     #[inline(always)]

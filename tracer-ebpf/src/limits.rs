@@ -17,6 +17,8 @@ pub const SCM_FDS_MAX: u32 = 253;
 pub const WALK_STEPS_MAX: u32 = 8_192;
 /// Requests to the driver that can be under way at one time.
 pub const PENDING_MAX: u32 = 8_192;
+/// Releases that the driver may put off to a thread of its own and that are remembered until it does.
+pub const DEFERRED_MAX: u32 = 4_096;
 /// (description, client) pairs that are remembered as known.
 pub const CLIENTS_MAX: u32 = 16_384;
 /// GPUs whose ids are remembered as told.
@@ -42,15 +44,18 @@ pub enum Lost {
     Truncated = 3,
     /// A caller with a 32-bit ABI, whose structures are not decoded.
     Compat = 4,
+    /// A function of the driver was entered and its return was not seen: more calls slept in it than the kernel follows (kretprobe's
+    /// `maxactive`, at least ten and twice the CPUs).
+    ReturnMissed = 5,
 }
 
 /// Number of [`Lost`] causes: the length of the `LOST` array.
-pub const LOST_CAUSES: u32 = 5;
+pub const LOST_CAUSES: u32 = 6;
 
 impl Lost {
     /// All causes in index order.
     pub const ALL: [Lost; LOST_CAUSES as usize] =
-        [Lost::RingFull, Lost::TrackedFull, Lost::ReadFailed, Lost::Truncated, Lost::Compat];
+        [Lost::RingFull, Lost::TrackedFull, Lost::ReadFailed, Lost::Truncated, Lost::Compat, Lost::ReturnMissed];
 
     /// Stable name, as written to trace files.
     #[must_use]
@@ -61,6 +66,7 @@ impl Lost {
             Lost::ReadFailed => "read_failed",
             Lost::Truncated => "truncated",
             Lost::Compat => "compat",
+            Lost::ReturnMissed => "return_missed",
         }
     }
 }

@@ -103,4 +103,7 @@ offsets! {
     unix_parms_fp: "unix_skb_parms"."fp", 8, false;
     scm_fp_count: "scm_fp_list"."count", 2, false;
     scm_fp_files: "scm_fp_list"."fp", 0, false;
+    scm_cookie_fp: "scm_cookie"."fp", 8, false;
+    files_next_fd: "files_struct"."next_fd", 4, false;
+    fdtable_open_fds: "fdtable"."open_fds", 8, false;
 }

@@ -127,6 +127,8 @@ pub enum Kind {
     Xid = 17,
     /// [`Rm`]: the driver granted a request that changes who owns or keeps memory.
     Rm = 18,
+    /// [`Release`]: a step of the driver's release of a description whose last reference has gone (driver hooks only).
+    Release = 19,
     /// [`File`], `iter/task_file`: a thread has this NVIDIA file at this descriptor.
     Held = 32,
     /// [`File`], `iter/task_file`: an NVIDIA file waits unread in the receive queue of the unix socket at this descriptor.
@@ -158,6 +160,7 @@ impl Kind {
             16 => Kind::FilesChanged,
             17 => Kind::Xid,
             18 => Kind::Rm,
+            19 => Kind::Release,
             32 => Kind::Held,
             33 => Kind::InFlight,
             34 => Kind::IoUring,
@@ -367,6 +370,32 @@ pub struct Rm {
     pub pad: u32,
 }
 
+/// Steps of [`Release`].
+pub mod step {
+    /// The driver's release function was entered.
+    pub const BEGIN: u32 = 1;
+    /// It has returned: done, or put off to a thread of the driver's.
+    pub const END: u32 = 2;
+    /// A thread of the driver's begins what was put off.
+    pub const DEFERRED_BEGIN: u32 = 3;
+    /// It has done that.
+    pub const DEFERRED_END: u32 = 4;
+}
+
+/// The driver releases a description. `who` is the thread that does it: of whoever let go last, or the kernel's.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Release {
+    /// The thread.
+    pub header: Header,
+    /// `struct file` address; 0 for a put-off release whose beginning was not seen.
+    pub file: u64,
+    /// Its device number, or 0.
+    pub dev: u32,
+    /// [`step`].
+    pub step: u32,
+}
+
 /// An Xid from `nvidia:nvidia_dev_xid`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -398,5 +427,6 @@ const _: () = {
     assert!(size_of::<Oom>() == 48);
     assert!(size_of::<File>() == 48 + 48 + 8);
     assert!(size_of::<Rm>() == 48 + 32 + 40 && offset_of!(Rm, dev) == 80);
+    assert!(size_of::<Release>() == 48 + 16 && offset_of!(Release, step) == 60);
     assert!(size_of::<Xid>() == 48 + 8 + 32 + PATH_LEN);
 };

@@ -96,7 +96,7 @@ fn walk<const RECEIVED: bool>(socket: u64, message: u64, count: u64) {
 /// Inode number of the unix socket at a descriptor of the running process that has just been used as a socket; None when
 /// it is of another family.
 #[inline(always)]
-fn unix_socket(fd: u32) -> Option<u64> {
+pub(crate) fn unix_socket(fd: u32) -> Option<u64> {
     if !has!(socket_sk) || !has!(sock_family) {
         return None;
     }
@@ -182,6 +182,61 @@ fn next_descriptor<const RECEIVED: bool>(walk: &mut Messages) -> Option<()> {
         entry.send();
     }
     Some(())
+}
+
+/// The files of a message on its way.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Parcel {
+    /// Next `struct file *`, and how many are left.
+    slot: u64,
+    slots: u64,
+    /// Inode number of the socket.
+    socket: u64,
+}
+
+/// Reports the NVIDIA files that the running process sends: those of a `struct scm_cookie`.
+#[inline(always)]
+pub(crate) fn sent(cookie: Raw, socket: u64) {
+    if !has!(scm_cookie_fp) || !has!(scm_fp_count) || !has!(scm_fp_files) {
+        return;
+    }
+    let list = cookie.follow(offset!(scm_cookie_fp));
+    if list.address() == 0 {
+        return;
+    }
+    let mut parcel = Parcel {
+        slot: list.address().wrapping_add(offset!(scm_fp_files) as u64),
+        slots: u64::from(list.get::<u16>(offset!(scm_fp_count))).min(SCM_FDS_MAX as u64),
+        socket,
+    };
+    opaque(&mut parcel);
+    repeat(SCM_FDS_MAX, parcel_step, &mut parcel);
+}
+
+/// One file. Returns 1 to stop.
+unsafe extern "C" fn parcel_step(_index: u32, parcel: *mut Parcel) -> c_long {
+    // SAFETY: the state that `sent` passed, which outlives the loop.
+    let parcel = unsafe { &mut *parcel };
+    if parcel.slots == 0 {
+        return 1;
+    }
+    let file = File(Raw(Raw(parcel.slot).get(0)));
+    parcel.slot = parcel.slot.wrapping_add(8);
+    parcel.slots = parcel.slots.wrapping_sub(1);
+    if let Some(dev) = file.nvidia() {
+        Entry {
+            kind: Kind::Sent,
+            task: Task::current(),
+            fd: -1,
+            file,
+            dev,
+            socket: parcel.socket,
+            pins: 0,
+        }
+        .send();
+    }
+    0
 }
 
 /// A walk over the receive queue of a unix socket, and for whom.

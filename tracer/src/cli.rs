@@ -4,6 +4,7 @@
 //! 3 something does, 4 cannot tell, 1 failure, 2 usage.
 
 use crate::offline::Moment;
+use crate::source::kernel::Wanted;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -46,10 +47,24 @@ pub struct Common {
 /// How to hook the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Hooks {
-    /// The best that the kernel allows.
+    /// The best that the kernel allows: the driver's own functions where they can be probed, else system calls.
     Auto,
+    /// The driver's own functions; what cannot be probed is a limit.
+    Driver,
     /// Tracepoints on syscalls: works on hardened kernels.
     Syscall,
+}
+
+impl Hooks {
+    /// For the kernel's side.
+    #[must_use]
+    pub const fn wanted(self) -> Wanted {
+        match self {
+            Hooks::Auto => Wanted::Auto,
+            Hooks::Driver => Wanted::Driver,
+            Hooks::Syscall => Wanted::Syscall,
+        }
+    }
 }
 
 /// When to use colours.

@@ -168,6 +168,20 @@ pub enum SignalResult {
     LostInfo,
 }
 
+/// A step of the driver's release of a description.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ReleaseStep {
+    /// The driver's release function was entered.
+    Begin,
+    /// It has returned: done, or put off to a thread of the driver's.
+    End,
+    /// A thread of the driver's begins what was put off.
+    DeferredBegin,
+    /// It has done that.
+    DeferredEnd,
+}
+
 /// One hook that was tried at start.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hook {
@@ -490,6 +504,32 @@ pub enum What {
     },
     /// A process asked the driver for something that changes who owns or keeps memory, and the driver did it.
     Rm(Box<Rm>),
+    /// The driver releases a description whose last reference has gone. Seen with driver hooks only.
+    Release {
+        /// The process of the thread that does it: whoever let go last, or a kernel thread.
+        by: ProcessId,
+        /// The thread.
+        tid: u32,
+        /// Its comm.
+        comm: String,
+        /// The description; absent for a put-off release whose beginning was not seen.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        file: Option<Token>,
+        /// Its device number.
+        dev: Dev,
+        /// What happens.
+        step: ReleaseStep,
+    },
+    /// Device nodes that count as NVIDIA files from now on, all of them: the driver was loaded while recording.
+    Devices {
+        /// All.
+        list: Vec<DeviceNode>,
+    },
+    /// Hooks that were attached, or could not be, while recording: the driver was loaded. A name that is known is replaced.
+    Hooks {
+        /// Those that changed.
+        list: Vec<Hook>,
+    },
     /// The GPU reported an error.
     Xid {
         /// PCI address, as reported.

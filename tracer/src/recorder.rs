@@ -145,6 +145,10 @@ impl Recorder {
             self.scan.want(event.at);
             self.take(event);
         }
+        for event in self.kernel.follow_driver() {
+            self.scan.want(event.at);
+            self.take(event);
+        }
         if let Some(kmsg) = &mut self.kmsg {
             let mut events = Vec::new();
             if let Err(error) = kmsg.drain(&mut events) {

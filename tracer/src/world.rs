@@ -18,6 +18,7 @@ pub mod gpu;
 mod holding;
 pub mod host;
 pub mod process;
+pub mod release;
 mod retire;
 pub mod signal;
 #[cfg(test)]
@@ -53,6 +54,8 @@ pub struct World {
     files: BTreeMap<Token, Box<File>>,
     /// Clients of the driver and their memory.
     books: Books,
+    /// What the driver releases, or has.
+    releases: VecDeque<release::Release>,
     /// Whose credentials a token is.
     creds: BTreeMap<Token, ProcessId>,
     /// Descriptions whose opener is unknown, by its credentials.
@@ -123,6 +126,9 @@ impl World {
             What::Drop { id, fd, file, .. } => self.drop_slot(at, *id, *fd, *file),
             What::Sent { id, file, dev, socket } => self.sent(at, *id, *file, *dev, *socket),
             What::Rm(rm) => self.asked(at, rm),
+            What::Release { by, tid, comm, file, dev, step } => {
+                self.released(at, &release::StepOf { by: *by, tid: *tid, comm, file: *file, dev: *dev, step: *step });
+            }
             _ => self.host_event(at, &event.what),
         }
     }
@@ -331,6 +337,17 @@ impl World {
                 self.host.limit(LimitPart { missing: missing.clone(), voids: voids.clone() });
             }
             What::KernelThreads { list } => self.host.sees_kernel_threads(at, list),
+            What::Devices { list } => {
+                if let Some(header) = &mut self.host.header {
+                    header.devices.clone_from(list);
+                }
+            }
+            What::Hooks { list } => {
+                if let Some(header) = &mut self.host.header {
+                    header.hooks.retain(|known| list.iter().all(|new| new.name != known.name));
+                    header.hooks.extend(list.iter().cloned());
+                }
+            }
             What::Modules { users } => self.host.sees_modules(users),
             What::Clock { real_ns } => self.host.set_clock(at, *real_ns),
             What::Stop { reason } => self.host.stopped = Some((at, reason.clone())),

@@ -1,5 +1,7 @@
 //! ioctl(fd, request, argument): `syscalls:sys_enter_ioctl`, `unsigned int fd` at offset 16, `unsigned int cmd` at 24,
-//! `unsigned long arg` at 32, and `syscalls:sys_exit_ioctl`; since 2.6.
+//! `unsigned long arg` at 32, and `syscalls:sys_exit_ioctl`; since 2.6. Or, where the driver's own functions can be probed:
+//! `long nvidia_unlocked_ioctl(struct file *, unsigned int, unsigned long)` (kernel-open/nvidia/nv.c; 535: nvidia_frontend_unlocked_ioctl),
+//! `long uvm_unlocked_ioctl_entry(struct file *, unsigned int, unsigned long)` (nvidia-uvm/uvm.c), which nobody else ever calls.
 //!
 //! Most ioctls of a host are not about NVIDIA files and cost one look at the request's number. Of those that are, only what changes
 //! who owns or keeps memory goes on, and the first request that names a client which was there before. What is reported
@@ -8,18 +10,17 @@
 use core::ffi::c_long;
 
 use aya_ebpf::{
-    helpers::generated::bpf_get_current_pid_tgid,
-    macros::{map, tracepoint},
+    macros::{kprobe, kretprobe, map, tracepoint},
     maps::{HashMap, LruHashMap},
-    programs::TracePointContext,
+    programs::{ProbeContext, RetProbeContext, TracePointContext},
 };
 use outlive_ebpf::{
     ioctl::{self, Done, Pending, Refused, ask, missed, node, op},
-    limits::{CLIENTS_MAX, GPUS_MAX, OBJECTS_MAX, PENDING_MAX},
+    limits::{CLIENTS_MAX, GPUS_MAX, Lost, OBJECTS_MAX, PENDING_MAX},
     record::{DMA_BUF, Kind, Rm, flag},
 };
 
-use super::{field, returned};
+use super::{argument, field, returned, thread};
 use crate::{
     files::{Entry, File, nvidia_at, node_of},
     kernel::{self, Memory, Raw, Registers, Typed, UserReads, repeat},
@@ -77,6 +78,38 @@ pub(crate) fn sys_enter_ioctl(ctx: TracePointContext) -> u32 {
     0
 }
 
+#[kprobe]
+pub(crate) fn driver_ioctl(ctx: ProbeContext) -> u32 {
+    let request = argument(&ctx, 1) as u32;
+    if !ioctl::may_matter(request, kernel::abi_xfer()) {
+        return 0;
+    }
+    if PENDING.remove(thread()).is_ok() {
+        ring::count(Lost::ReturnMissed);
+    }
+    let file = File(Raw(argument(&ctx, 0)));
+    if let Some(dev) = file.nvidia() {
+        // It may have come by the file in a way that no hook shows.
+        tracked::adopt();
+        enter(file.0.address(), dev, request, argument(&ctx, 2));
+    }
+    0
+}
+
+#[kretprobe]
+pub(crate) fn driver_ioctl_done(ctx: RetProbeContext) -> u32 {
+    let thread = thread();
+    // SAFETY: only this thread adds and removes this entry.
+    let Some(pending) = (unsafe { PENDING.get(thread) }).copied() else {
+        return 0;
+    };
+    let _removed = PENDING.remove(thread);
+    if ctx.ret::<i64>() >= 0 {
+        granted(pending);
+    }
+    0
+}
+
 #[inline(always)]
 fn enter(file: u64, dev: u32, request: u32, argument: u64) {
     let node = node_of(dev);
@@ -126,12 +159,17 @@ pub(crate) fn sys_exit_ioctl(ctx: TracePointContext) -> u32 {
         return 0;
     };
     let _removed = PENDING.remove(thread);
-    if returned(&ctx) < 0 || pending.request != request || pending.argument != registers.third() {
-        return 0;
+    if returned(&ctx) >= 0 && pending.request == request && pending.argument == registers.third() {
+        granted(pending);
     }
+    0
+}
+
+#[inline(always)]
+fn granted(pending: Pending) {
     if pending.ask == ask::UNREAD {
         unread(&pending);
-        return 0;
+        return;
     }
     let mut state = State {
         pending,
@@ -139,7 +177,6 @@ pub(crate) fn sys_exit_ioctl(ctx: TracePointContext) -> u32 {
         other: 0,
     };
     leave(&mut state);
-    0
 }
 
 /// A granted request that could not be read at entry: if it turns out to be one that matters, it was missed.
@@ -319,11 +356,4 @@ fn forget(named: &Named) {
 fn is_told(gpu: u32, device: u32) -> bool {
     // SAFETY: entries are never removed.
     unsafe { GPUS.get(gpu) }.copied() == Some(device)
-}
-
-/// The running thread: both of its ids.
-#[inline(always)]
-fn thread() -> u64 {
-    // SAFETY: takes nothing, always answers.
-    unsafe { bpf_get_current_pid_tgid() }
 }

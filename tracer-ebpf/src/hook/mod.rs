@@ -6,6 +6,8 @@
 
 mod close;
 mod close_range;
+mod driver_open;
+mod driver_release;
 mod dup;
 mod ioctl;
 mod iter_task;
@@ -15,18 +17,25 @@ mod mark_victim;
 mod nvidia_dev_xid;
 mod open;
 mod pidfd_getfd;
+mod receive_fd;
 mod recvmsg;
+mod release_task;
 mod sched_process_exec;
 mod sched_process_exit;
 mod sched_process_fork;
 mod sched_process_free;
+mod scm_send;
 mod sendmsg;
 mod siginfo;
 mod signal_deliver;
 mod signal_generate;
 mod wait;
 
-use aya_ebpf::{EbpfContext, programs::TracePointContext};
+use aya_ebpf::{
+    EbpfContext,
+    helpers::generated::bpf_get_current_pid_tgid,
+    programs::{ProbeContext, TracePointContext},
+};
 use outlive_ebpf::record::{Header, Kind, flag};
 
 use crate::{
@@ -47,6 +56,19 @@ fn returned(ctx: &TracePointContext) -> i64 {
 fn field<T: Copy>(ctx: &TracePointContext, offset: usize) -> T {
     // SAFETY: the kernel checks, when the program is attached, that the record is long enough.
     unsafe { core::ptr::read_volatile(ctx.as_ptr().cast::<u8>().wrapping_add(offset).cast()) }
+}
+
+/// An argument of a probed function; 0 when the function has not so many.
+#[inline(always)]
+fn argument(ctx: &ProbeContext, index: usize) -> u64 {
+    ctx.arg(index).unwrap_or(0)
+}
+
+/// The running thread: both of its ids.
+#[inline(always)]
+fn thread() -> u64 {
+    // SAFETY: takes nothing, always answers.
+    unsafe { bpf_get_current_pid_tgid() }
 }
 
 /// The system call has returned a new descriptor: reports it when it is an NVIDIA file, and follows the process.

@@ -77,7 +77,7 @@ pub(crate) fn sys_exit_waitid(ctx: TracePointContext) -> u32 {
 
 /// Reports that `parent` collected `child`, a number in its own PID namespace, unless it is known not to be followed.
 #[inline(always)]
-fn reaped(parent: Current, child: u32) {
+pub(super) fn reaped(parent: Current, child: u32) {
     let level = parent.task.pid().level();
     if level == 0 && tracked::get(child).is_none() {
         return;

@@ -79,7 +79,7 @@ fn examine(common: &Common) -> Result<Findings> {
         Err(error) => (Vec::new(), Some(error.to_string())),
     };
     let facts = Facts::gather();
-    let (hooks, kernel_problem, limits) = match Kernel::for_watching(Options::new(devices.clone())) {
+    let (hooks, kernel_problem, limits) = match Kernel::for_watching(Options { hooks: common.hooks.wanted(), ..Options::new(devices.clone()) }) {
         Ok(kernel) => {
             let limits = kernel.limits().iter().map(|(m, v)| LimitPart { missing: m.clone(), voids: v.clone() }).collect();
             (kernel.hooks().to_vec(), None, limits)

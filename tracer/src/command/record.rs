@@ -8,7 +8,7 @@ use crate::source::kernel::{Kernel, Options};
 use crate::source::kmsg::{self, Kmsg};
 use crate::source::nvml::{self, Sampler};
 use crate::source::procfs::Proc;
-use crate::source::devices;
+use crate::source::devices::{self, DEFAULT_PATTERN, DevicesError};
 use crate::trace::writer::{self, Writer};
 use crate::{host, sys};
 use anyhow::{Context as _, Result};
@@ -54,8 +54,16 @@ async fn record(args: &Record, common: &Common) -> Result<()> {
 fn open(common: &Common) -> Result<(Sources, Vec<Event>)> {
     let options = nvml::Options { library: common.nvml.clone(), ..nvml::Options::default() };
     let sampler = Sampler::start(options).context("cannot start a thread for NVML")?;
-    let devices = devices::find(&common.devices)?;
-    let kernel = Kernel::for_watching(Options::new(devices.clone()))?;
+    let devices = match devices::find(&common.devices) {
+        // It may be loaded later, and who opens it first is then known.
+        Err(DevicesError::NoMatch { driver_loaded: false, .. }) if common.devices == DEFAULT_PATTERN => {
+            output::complain("outlive: no NVIDIA driver is loaded; recording waits for it");
+            Vec::new()
+        }
+        found => found?,
+    };
+    let pattern = Some(common.devices.clone());
+    let kernel = Kernel::for_watching(Options { hooks: common.hooks.wanted(), pattern, ..Options::new(devices.clone()) })?;
     let proc = Proc::default();
     let mut opening = vec![host::header(&proc, &kernel, devices, kernel.watching_since())];
     opening.extend(host::limits(&kernel));

@@ -101,7 +101,7 @@ fn lost_voids(cause: &str) -> &'static str {
         "tracked_full" => "what the processes that were not followed did",
         "truncated" => "descriptors beyond the first of very long messages and queues",
         "compat" => "descriptors that 32-bit programs sent or received",
-        "read_failed" => "details of single events",
+        "return_missed" => "what the driver granted, opened or finished releasing around that time",
         _ => "details of single events",
     }
 }

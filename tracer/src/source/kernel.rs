@@ -17,6 +17,7 @@ mod bpf;
 mod hooks;
 mod key;
 mod scanner;
+mod symbols;
 mod uring;
 mod watcher;
 
@@ -26,22 +27,27 @@ use std::os::fd::OwnedFd;
 
 pub use facts::Facts;
 pub use scanner::ScanPart;
+pub use watcher::Way;
 
 use outlive_ebpf::abi::Abi;
 use outlive_ebpf::ioctl::node;
 use outlive_ebpf::record::Kind;
 
-use super::procfs;
-use crate::event::{BootNs, DeviceNode, Event, Hook, Node, ProcessId};
+use super::{devices, procfs};
+use crate::event::{BootNs, DeviceNode, Event, Hook, Node, ProcessId, What};
 use crate::sys;
 use btf::{BtfError, Resolved};
 use decode::{Decoded, Tokens};
 use scanner::Scanner;
+use symbols::Loading;
 use uring::Operations;
 use watcher::{Attached, Watcher};
 
 /// The programs, as `cargo xtask ebpf` built them.
 static OBJECT: &[u8] = aya::include_bytes_aligned!("../../ebpf/outlive.bpf.o");
+
+/// After a driver was loaded its GPUs are found and their device nodes made one by one.
+const SETTLING_NS: BootNs = 10_000_000_000;
 
 /// Signals that say nothing about why a process ended or did not.
 const NOISE: &[i32] = &[
@@ -62,6 +68,9 @@ pub enum KernelError {
     /// Not allowed to.
     #[error("{0}; run as root, or explain a trace file, which needs no privilege")]
     NotPermitted(&'static str),
+    /// Driver hooks alone are wanted, and there are none.
+    #[error("--hooks driver: this kernel has no kprobes (no /sys/bus/event_source/devices/kprobe); use --hooks auto or syscall")]
+    NoProbes,
     /// The kernel's types.
     #[error(transparent)]
     Btf(#[from] BtfError),
@@ -104,11 +113,27 @@ pub enum KernelError {
     },
 }
 
+/// Which hooks to use where there is a choice.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Wanted {
+    /// Kprobes on the driver's own functions where they can be attached, else tracepoints of system calls.
+    #[default]
+    Auto,
+    /// Kprobes only; what they cannot show is a limit.
+    Driver,
+    /// Tracepoints only.
+    Syscall,
+}
+
 /// What to watch.
 #[derive(Clone, Debug)]
 pub struct Options {
+    /// Which hooks.
+    pub hooks: Wanted,
     /// What counts as an NVIDIA file.
     pub devices: Vec<DeviceNode>,
+    /// Where to look for more of them when the driver is loaded later (`--devices`).
+    pub pattern: Option<String>,
     /// For addresses; share it to compare tokens of one trace file.
     pub tokens: Tokens,
     /// How the driver's requests are laid out.
@@ -124,7 +149,7 @@ impl Options {
     pub fn new(devices: Vec<DeviceNode>) -> Options {
         let tokens = key::of_this_boot().map_or_else(Tokens::random, Tokens::with_key);
         let (abi, abi_limit) = abi::of_driver(procfs::Proc::default().driver().as_deref());
-        Options { devices, tokens, abi, abi_limit }
+        Options { hooks: Wanted::Auto, devices, pattern: None, tokens, abi, abi_limit }
     }
 }
 
@@ -147,6 +172,12 @@ pub struct Kernel {
     hooks: Vec<Hook>,
     limits: Vec<(String, String)>,
     watching_since: Option<BootNs>,
+    /// The driver that the hooks are attached to.
+    loading: Loading,
+    /// Until then its device nodes may still be made.
+    settles_at: BootNs,
+    /// How each group of hooks is attached.
+    ways: Vec<(&'static str, Way)>,
     /// Processes whose descriptors changed in a way that only a scan can follow.
     changed: BTreeSet<ProcessId>,
     /// Records that could not be decoded, since last reported.
@@ -169,8 +200,11 @@ impl Kernel {
     /// # Errors
     /// As [`Kernel::for_scan`], but only if nothing at all works.
     pub fn for_watching(options: Options) -> Result<Kernel, KernelError> {
+        if options.hooks == Wanted::Driver && !symbols::has_kprobes() {
+            return Err(KernelError::NoProbes);
+        }
         let (mut kernel, constants) = Kernel::start(options)?;
-        let (watcher, attached) = match Watcher::attach(OBJECT, &constants, &kernel.options.devices) {
+        let (watcher, attached) = match Watcher::attach(OBJECT, &constants, &kernel.options.devices, kernel.options.hooks) {
             Ok((watcher, attached)) => (Some(watcher), attached),
             Err(why) => (None, Attached::none(&why.to_string())),
         };
@@ -186,6 +220,7 @@ impl Kernel {
         kernel.watcher = watcher;
         kernel.hooks.extend(attached.hooks);
         kernel.limits.extend(attached.limits);
+        kernel.ways = attached.ways.iter().map(|(group, way)| (group.sees, *way)).collect();
         kernel.watching_since = works.then(sys::boottime_ns);
         Ok(kernel)
     }
@@ -234,6 +269,9 @@ impl Kernel {
             hooks: hooks.to_vec(),
             limits,
             watching_since: None,
+            loading: Loading::now(),
+            settles_at: 0,
+            ways: Vec::new(),
             changed: BTreeSet::new(),
             unknown: 0,
         };
@@ -296,6 +334,52 @@ impl Kernel {
         }
     }
 
+    /// How each group of hooks is attached: (what it sees, how).
+    #[must_use]
+    pub fn ways(&self) -> &[(&'static str, Way)] {
+        &self.ways
+    }
+
+    /// Follows the driver's coming and going: what is loaded while we watch is hooked, and its device numbers count. Cheap while nothing
+    /// changes; call it once a second. A scan should follow when there is something.
+    pub fn follow_driver(&mut self) -> Vec<Event> {
+        let (at, mut news) = (sys::boottime_ns(), Vec::new());
+        let loading = Loading::now();
+        let changed = loading != self.loading;
+        if changed {
+            self.loading = loading;
+            self.settles_at = at.saturating_add(SETTLING_NS);
+        }
+        if at >= self.settles_at {
+            return news;
+        }
+        if let Some(Ok(found)) = self.options.pattern.as_deref().map(devices::find)
+            && found != self.options.devices
+        {
+            let known = self.watcher.as_mut().map_or(Ok(()), |watcher| watcher.knows(&found));
+            let known = known.map_err(|error| error.to_string());
+            let seen = self.scanner.as_ref().map_or(Ok(()), |scanner| scanner.knows(&found)).map_err(|error| error.to_string());
+            if let Err(why) = known.and(seen) {
+                let missing = format!("device numbers of the driver, which was loaded later: {why}");
+                news.push(Event { at, what: What::Limit { missing, voids: "who opens and holds its files".to_owned() } });
+            }
+            self.options.devices.clone_from(&found);
+            news.push(Event { at, what: What::Devices { list: found } });
+        }
+        if let Some(watcher) = self.watcher.as_mut().filter(|_| changed) {
+            let attached = watcher.attach_driver(&self.options.devices);
+            self.hooks.retain(|known| attached.hooks.iter().all(|new| new.name != known.name));
+            self.hooks.extend(attached.hooks.iter().cloned());
+            for (group, way) in attached.ways {
+                self.ways.retain(|(sees, _)| *sees != group.sees);
+                self.ways.push((group.sees, way));
+            }
+            news.push(Event { at, what: What::Hooks { list: attached.hooks } });
+            news.extend(attached.limits.into_iter().map(|(missing, voids)| Event { at, what: What::Limit { missing, voids } }));
+        }
+        news
+    }
+
     /// What was lost since last asked, one event for each cause.
     pub fn lost(&mut self) -> Vec<Event> {
         let at = sys::boottime_ns();
@@ -348,7 +432,7 @@ impl Kernel {
 
 /// Is a record of this kind, when it is about ourselves, about what we did?
 const fn is_own_doing(kind: Kind) -> bool {
-    !matches!(kind, Kind::Fork | Kind::SignalGenerate | Kind::Reap | Kind::Free | Kind::OomVictim | Kind::Xid)
+    !matches!(kind, Kind::Fork | Kind::SignalGenerate | Kind::Reap | Kind::Free | Kind::OomVictim | Kind::Xid | Kind::Release)
 }
 
 fn ring_operations(resolved: &Resolved) -> io::Result<Operations> {

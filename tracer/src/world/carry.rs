@@ -35,6 +35,7 @@ impl World {
             carry_life(process, &mut out);
             self.carry_end(process, &mut out);
         }
+        self.carry_releases(&mut out);
         out.extend(self.absent.iter().map(|(pid, at)| event(*at, What::ProcessGone { id: ProcessId(*pid, 0) })));
         out
     }

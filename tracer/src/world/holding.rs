@@ -242,7 +242,7 @@ impl World {
         }
     }
 
-    fn forget_file(&mut self, at: BootNs, token: Token) {
+    pub(super) fn forget_file(&mut self, at: BootNs, token: Token) {
         let Some(file) = self.files.remove(&token) else { return };
         self.books.release(at, token);
         for (id, _) in file.holders.keys() {

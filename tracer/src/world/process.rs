@@ -3,6 +3,7 @@
 //! Always true: a [`Process`] only ever learns; its [`Stage`] never goes back. Threads count: a process whose leader
 //! exited is alive while any thread is.
 
+use super::release::Released;
 use super::signal::{self, SignalRecord, Signals};
 use crate::event::{BootNs, ProcessId, ProcessInfo, ProcessState, Token};
 
@@ -50,6 +51,8 @@ pub struct ExitRecord {
     pub last_thread: Option<BootNs>,
     /// Wait status of the group.
     pub code: Option<u32>,
+    /// What the driver released on its way, when that could be seen.
+    pub releases: Option<Released>,
     /// It became a zombie (seen).
     pub zombie: Option<BootNs>,
     /// A scan found it as a zombie; when it became one was not seen.

@@ -5,9 +5,9 @@
 
 use std::mem::{offset_of, size_of};
 
-use outlive_ebpf::record::{self, Kind, flag};
+use outlive_ebpf::record::{self, Kind, flag, step};
 
-use crate::event::{Action, BootNs, Dev, Event, Hold, ProcessId, ProcessInfo, Role, SignalResult, Token, Via, What};
+use crate::event::{Action, BootNs, Dev, Event, Hold, ProcessId, ProcessInfo, ReleaseStep, Role, SignalResult, Token, Via, What};
 use crate::snapshot::TaskLine;
 
 /// `PF_FORKNOEXEC` (include/linux/sched.h): forked but never executed a program.
@@ -172,6 +172,7 @@ fn what(kind: Kind, bytes: &[u8], tokens: Tokens) -> Option<What> {
         Kind::SignalDeliver => delivered(Record::sized::<record::Signal>(bytes)?),
         Kind::Open | Kind::Dup | Kind::Close | Kind::Sent | Kind::Received | Kind::Stolen => file(kind, bytes, tokens),
         Kind::Rm => rm::granted(Record::sized::<record::Rm>(bytes)?, tokens).map(|rm| What::Rm(Box::new(rm))),
+        Kind::Release => release(Record::sized::<record::Release>(bytes)?, tokens),
         Kind::Xid => xid(Record::sized::<record::Xid>(bytes)?),
         Kind::FilesChanged | Kind::Held | Kind::InFlight | Kind::IoUring => None,
     }
@@ -319,6 +320,23 @@ fn hold(record: Record<'_>, tokens: Tokens) -> Hold {
 fn role(record: Record<'_>) -> Option<Role> {
     let roles = [(flag::EXPORTED, Role::Exported), (flag::UVM_SPACE, Role::Space), (flag::UVM_MM, Role::SpaceMm)];
     roles.into_iter().find(|(bit, _)| record.has(*bit)).map(|(_, role)| role)
+}
+
+fn release(record: Record<'_>, tokens: Tokens) -> Option<What> {
+    Some(What::Release {
+        by: record.who(),
+        tid: record.tid(),
+        comm: get!(record, comm, Header, comm),
+        file: Some(tokens.of(get!(record, u64, Release, file))).filter(|token| *token != 0),
+        dev: Dev(get!(record, u32, Release, dev)),
+        step: match get!(record, u32, Release, step) {
+            step::BEGIN => ReleaseStep::Begin,
+            step::END => ReleaseStep::End,
+            step::DEFERRED_BEGIN => ReleaseStep::DeferredBegin,
+            step::DEFERRED_END => ReleaseStep::DeferredEnd,
+            _ => return None,
+        },
+    })
 }
 
 fn xid(record: Record<'_>) -> Option<What> {

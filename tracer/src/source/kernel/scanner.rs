@@ -16,7 +16,7 @@ use outlive_ebpf::record::Kind;
 use super::bpf::{self, Map, MapShape};
 use super::btf::Resolved;
 use super::decode::{self, FileLine, Line, Tokens};
-use super::{Constants, KernelError, uring};
+use super::{Constants, KernelError, number_of, uring};
 use crate::event::{BootNs, DeviceNode, Hold};
 use crate::snapshot::TaskLine;
 use crate::sys;
@@ -44,6 +44,7 @@ pub struct ScanPart {
 pub(super) struct Scanner {
     tasks: OwnedFd,
     files: OwnedFd,
+    known: Option<Map>,
     lost: Option<Map>,
     /// Sum of the loss counters when they were last looked at.
     lost_before: u64,
@@ -68,8 +69,15 @@ impl Scanner {
         let task_file = Program::of(&object, TASK_FILE, kernel.iter_task_file)?;
         let (tasks, files) = both(|| task.link(&btf), || task_file.link(&btf));
         let (tasks, files) = (tasks?, files?);
-        let lost = maps.into_iter().find(|(name, _)| name == "LOST").map(|(_, map)| map);
-        Ok(Scanner { tasks, files, lost, lost_before: 0 })
+        let mut maps = maps;
+        let (known, lost) = (maps.remove("DEVICES"), maps.remove("LOST"));
+        Ok(Scanner { tasks, files, known, lost, lost_before: 0 })
+    }
+
+    /// These devices count from now on.
+    pub(super) fn knows(&self, devices: &[DeviceNode]) -> io::Result<()> {
+        let Some(known) = &self.known else { return Ok(()) };
+        devices.iter().try_for_each(|node| known.set(&node.dev.0.to_ne_bytes(), &number_of(node.node()).to_ne_bytes()))
     }
 
     /// Reads both iterators.

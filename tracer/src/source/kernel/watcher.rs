@@ -8,8 +8,9 @@ use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 
 use aya::maps::{HashMap, MapData, MapError, PerCpuArray, RingBuf};
-use aya::programs::trace_point::TracePointError;
-use aya::programs::{Program, ProgramError, RawTracePoint, TracePoint};
+use aya::programs::kprobe::KProbeLinkId;
+use aya::programs::trace_point::{TracePointError, TracePointLinkId};
+use aya::programs::{KProbe, Program, ProgramError, RawTracePoint, TracePoint};
 use aya::{Ebpf, EbpfLoader, VerifierLogLevel};
 use aya_log::EbpfLogger;
 use outlive_ebpf::limits::Lost;
@@ -17,8 +18,9 @@ use outlive_ebpf::record::{Tracked, flag};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-use super::hooks::{self, Attach, Spec};
-use super::{Constants, KernelError, number_of};
+use super::hooks::{self, Attach, Group, Spec};
+use super::symbols::{self, Symbols};
+use super::{Constants, KernelError, Wanted, number_of};
 use crate::event::{DeviceNode, Hook, ProcessId};
 use crate::sys;
 
@@ -31,7 +33,13 @@ const REASON_MAX: usize = 400;
 /// The attached programs and their maps.
 pub(super) struct Watcher {
     /// Owns the programs; they are detached when it goes.
-    _programs: Ebpf,
+    programs: Ebpf,
+    /// The device numbers that count.
+    known: HashMap<MapData, u32, u32>,
+    /// What is attached to the driver's module.
+    links: Vec<Link>,
+    /// Which hooks are asked for.
+    wanted: Wanted,
     ring: RingBuf<MapData>,
     tracked: HashMap<MapData, u32, [u64; 2]>,
     lost: PerCpuArray<MapData, u64>,
@@ -49,23 +57,44 @@ pub(super) struct Attached {
     pub(super) hooks: Vec<Hook>,
     /// (what is missing, what that voids).
     pub(super) limits: Vec<(String, String)>,
+    /// How each group of hooks is attached.
+    pub(super) ways: Vec<(&'static Group, Way)>,
+}
+
+/// How a group of hooks is attached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// By kprobes.
+    Driver,
+    /// By tracepoints of system calls.
+    Syscall,
+    /// By kprobes, as soon as the driver is loaded.
+    Waiting,
 }
 
 impl Attached {
     /// Nothing, for this reason.
     pub(super) fn none(why: &str) -> Attached {
         let mut attached = Attached::default();
-        for spec in hooks::ALL {
-            attached.add(spec, Some(Failure { reason: why.to_owned(), absent: false }));
+        for spec in hooks::BOTH.iter().chain([&hooks::XID]).chain(hooks::GROUPS.iter().flat_map(|group| group.syscall)) {
+            attached.add(spec, Err(Failure { reason: why.to_owned(), absent: false }));
         }
         attached
     }
 
-    fn add(&mut self, spec: &Spec, failure: Option<Failure>) {
-        if failure.as_ref().is_some_and(|why| !(spec.may_be_absent && why.absent)) {
+    fn add(&mut self, spec: &Spec, result: Result<String, Failure>) {
+        let why = match result {
+            Ok(name) => return self.hooks.push(Hook { name, attached: true, why_not: None }),
+            Err(why) => why,
+        };
+        let is_ordinary = spec.may_be_absent && why.absent;
+        if !is_ordinary {
             self.limits.push((spec.full_name(), spec.voids.to_owned()));
         }
-        self.hooks.push(spec.report(failure.map(|why| why.reason)));
+        // A function of a module that is not loaded is nothing that anybody misses.
+        if !(is_ordinary && !spec.functions().is_empty()) {
+            self.hooks.push(spec.report(Some(why.reason)));
+        }
     }
 }
 
@@ -75,14 +104,12 @@ impl Watcher {
         object: &[u8],
         constants: &Constants,
         devices: &[DeviceNode],
+        wanted: Wanted,
     ) -> Result<(Watcher, Attached), KernelError> {
         let mut programs = load(object, constants)?;
         // Before anything runs: the devices are the filter, and PID 1 (any start) adopts orphans and must be seen waiting.
         // The programs name maps by descriptor until they are loaded, so all of these live to the end of this function.
-        let mut known: HashMap<_, u32, u32> = take(&mut programs, "DEVICES")?;
-        for node in devices {
-            known.insert(node.dev.0, number_of(node.node()), REPLACE).map_err(|error| map_error("DEVICES", &error))?;
-        }
+        let known: HashMap<_, u32, u32> = take(&mut programs, "DEVICES")?;
         // An object without log statements has no map for them: then there is nothing to pass on.
         let say = EbpfLogger::init(&mut programs).ok().map(|mut logger| {
             let say: Box<dyn FnMut() + Send> = Box::new(move || logger.flush());
@@ -94,13 +121,123 @@ impl Watcher {
         let init = value(Tracked { start: 0, flags: 0, pad: 0 });
         tracked.insert(1, init, REPLACE).map_err(|error| map_error("TRACKED", &error))?;
 
-        let mut attached = Attached::default();
-        for spec in hooks::ALL {
-            attached.add(spec, attach(&mut programs, spec).err());
-        }
-        let lost_before = BTreeMap::new();
-        let watcher = Watcher { _programs: programs, ring, tracked, lost, lost_before, untracked: 0, ready: None, say };
+        let (lost_before, links) = (BTreeMap::new(), Vec::new());
+        let mut watcher =
+            Watcher { programs, known, ring, tracked, lost, lost_before, untracked: 0, ready: None, say, links, wanted };
+        watcher.knows(devices)?;
+        let attached = watcher.attach_all(devices);
         Ok((watcher, attached))
+    }
+
+    /// These devices count from now on.
+    pub(super) fn knows(&mut self, devices: &[DeviceNode]) -> Result<(), KernelError> {
+        for node in devices {
+            self.known.insert(node.dev.0, number_of(node.node()), REPLACE).map_err(|error| map_error("DEVICES", &error))?;
+        }
+        Ok(())
+    }
+
+    fn attach_all(&mut self, devices: &[DeviceNode]) -> Attached {
+        let mut attached = Attached::default();
+        for spec in hooks::BOTH {
+            attached.add(spec, self.attach_one(spec, &Symbols::default()));
+        }
+        let why_not = self.why_no_probes(devices);
+        let symbols = if why_not.is_none() { Symbols::read() } else { Symbols::default() };
+        for group in hooks::GROUPS {
+            self.attach_group(group, why_not.as_deref(), &symbols, &mut attached);
+        }
+        attached.add(&hooks::XID, self.attach_one(&hooks::XID, &symbols));
+        attached.note_unseen();
+        attached
+    }
+
+    /// The driver was loaded, unloaded, or both since the hooks of its functions were attached: detaches what is left of them, and
+    /// attaches them anew.
+    pub(super) fn attach_driver(&mut self, devices: &[DeviceNode]) -> Attached {
+        let mut attached = Attached::default();
+        for link in std::mem::take(&mut self.links) {
+            link.detach(&mut self.programs);
+        }
+        let why_not = self.why_no_probes(devices);
+        let symbols = if why_not.is_none() { Symbols::read() } else { Symbols::default() };
+        for group in hooks::GROUPS.iter().filter(|group| group.of_driver && why_not.is_none()) {
+            self.attach_group(group, None, &symbols, &mut attached);
+        }
+        attached.add(&hooks::XID, self.attach_one(&hooks::XID, &symbols));
+        attached.note_unseen();
+        attached
+    }
+
+    /// Why kprobes are not used at all.
+    fn why_no_probes(&self, devices: &[DeviceNode]) -> Option<String> {
+        let strange = devices.iter().find(|node| !symbols::is_of_driver(node.dev));
+        match self.wanted {
+            Wanted::Syscall => Some("--hooks syscall".to_owned()),
+            Wanted::Auto if !symbols::has_kprobes() => Some("this kernel has no kprobes".to_owned()),
+            Wanted::Auto => strange.map(|node| format!("{} is not a device of NVIDIA's driver", node.path)),
+            Wanted::Driver => None,
+        }
+    }
+
+    fn attach_group(&mut self, group: &'static Group, why_not: Option<&str>, symbols: &Symbols, attached: &mut Attached) {
+        if why_not.is_none() && group.of_driver && !symbols.has_driver() {
+            attached.ways.push((group, Way::Waiting));
+            return;
+        }
+        if why_not.is_none() {
+            let mut tried = Attached::default();
+            let before = self.links.len();
+            for spec in group.driver {
+                tried.add(spec, self.attach_one(spec, symbols));
+            }
+            if tried.limits.is_empty() || self.wanted == Wanted::Driver {
+                attached.hooks.extend(tried.hooks);
+                attached.limits.extend(tried.limits);
+                attached.ways.push((group, Way::Driver));
+                return;
+            }
+            // Half of them would see half of it.
+            for link in self.links.split_off(before) {
+                link.detach(&mut self.programs);
+            }
+            let first = tried.hooks.iter().find_map(|hook| Some(format!("{}: {}", hook.name, hook.why_not.as_deref()?)));
+            tracing::info!("{} are seen by system calls: {}", group.sees, first.unwrap_or_default());
+        }
+        for spec in group.syscall {
+            attached.add(spec, self.attach_one(spec, symbols));
+        }
+        attached.ways.push((group, Way::Syscall));
+    }
+
+    /// Attaches one hook; its name with where it was attached.
+    fn attach_one(&mut self, spec: &Spec, symbols: &Symbols) -> Result<String, Failure> {
+        let program = self.programs.program_mut(spec.name).ok_or_else(|| Failure {
+            reason: "the embedded object has no such program".to_owned(),
+            absent: false,
+        })?;
+        let result = match spec.attach {
+            Attach::Raw => attach_raw(program, spec.name).map(|()| spec.full_name()),
+            Attach::Tracepoint(_) if !sys::tracefs_is_mounted() => {
+                return Err(Failure { reason: "tracefs is not mounted and could not be mounted privately".to_owned(), absent: false });
+            }
+            Attach::Tracepoint(category) => attach_tracepoint(program, category, spec.name).map(|link| {
+                if spec.name == hooks::XID.name {
+                    self.links.push(Link::Tracepoint(spec.name, link));
+                }
+                spec.full_name()
+            }),
+            Attach::Entry(functions) | Attach::Return(functions) => {
+                let Some(function) = symbols.first_of(functions) else {
+                    return Err(Failure { reason: "no such function in this kernel".to_owned(), absent: true });
+                };
+                attach_probe(program, function).map(|link| {
+                    self.links.push(Link::Probe(spec.name, link));
+                    spec.named(function)
+                })
+            }
+        };
+        result.map_err(|error| failure(&error))
     }
 
     /// Hands every record that is there to `each`, and no more than the ring can hold at once, so that a flood cannot
@@ -199,31 +336,64 @@ struct Failure {
     absent: bool,
 }
 
-fn attach(programs: &mut Ebpf, spec: &Spec) -> Result<(), Failure> {
-    let program = programs.program_mut(spec.name).ok_or_else(|| Failure {
-        reason: "the embedded object has no such program".to_owned(),
-        absent: false,
-    })?;
-    match spec.attach {
-        Attach::Raw => attach_raw(program, spec.name),
-        Attach::Tracepoint(_) if !sys::tracefs_is_mounted() => {
-            return Err(Failure { reason: "tracefs is not mounted and could not be mounted privately".to_owned(), absent: false });
-        }
-        Attach::Tracepoint(category) => attach_tracepoint(program, category, spec.name),
-    }
-    .map_err(|error| failure(&error))
-}
-
 fn attach_raw(program: &mut Program, name: &str) -> Result<(), ProgramError> {
     let program: &mut RawTracePoint = program.try_into()?;
     program.load()?;
     program.attach(name).map(drop)
 }
 
-fn attach_tracepoint(program: &mut Program, category: &str, name: &str) -> Result<(), ProgramError> {
+fn attach_tracepoint(program: &mut Program, category: &str, name: &str) -> Result<TracePointLinkId, ProgramError> {
     let program: &mut TracePoint = program.try_into()?;
-    program.load()?;
-    program.attach(category, name).map(drop)
+    load_once(program.load())?;
+    program.attach(category, name)
+}
+
+fn attach_probe(program: &mut Program, function: &str) -> Result<KProbeLinkId, ProgramError> {
+    let program: &mut KProbe = program.try_into()?;
+    load_once(program.load())?;
+    program.attach(function, 0)
+}
+
+/// One program may be attached in several places, and again.
+fn load_once(result: Result<(), ProgramError>) -> Result<(), ProgramError> {
+    match result {
+        Err(ProgramError::AlreadyLoaded) => Ok(()),
+        result => result,
+    }
+}
+
+/// Something that is attached to the driver's module, by the program.
+enum Link {
+    Probe(&'static str, KProbeLinkId),
+    Tracepoint(&'static str, TracePointLinkId),
+}
+
+impl Link {
+    /// Failures mean that the function has gone with its module.
+    fn detach(self, programs: &mut Ebpf) {
+        match self {
+            Link::Probe(name, link) => {
+                if let Some(Program::KProbe(program)) = programs.program_mut(name) {
+                    let _gone = program.detach(link);
+                }
+            }
+            Link::Tracepoint(name, link) => {
+                if let Some(Program::TracePoint(program)) = programs.program_mut(name) {
+                    let _gone = program.detach(link);
+                }
+            }
+        }
+    }
+}
+
+impl Attached {
+    /// What driver hooks leave unseen.
+    fn note_unseen(&mut self) {
+        let (missing, voids) = hooks::UNSEEN;
+        if self.ways.iter().any(|(group, way)| group.sees == hooks::CLOSES && *way == Way::Driver) {
+            self.limits.push((missing.to_owned(), voids.to_owned()));
+        }
+    }
 }
 
 fn failure(error: &ProgramError) -> Failure {
