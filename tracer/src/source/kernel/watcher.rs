@@ -92,7 +92,7 @@ impl Attached {
             self.limits.push((spec.full_name(), spec.voids.to_owned()));
         }
         // A function of a module that is not loaded is nothing that anybody misses.
-        if !(is_ordinary && !spec.functions().is_empty()) {
+        if !is_ordinary || spec.functions().is_empty() {
             self.hooks.push(spec.report(Some(why.reason)));
         }
     }
