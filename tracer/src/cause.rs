@@ -26,6 +26,7 @@ pub mod owner_alive;
 pub mod owner_stopped;
 mod owners;
 pub mod passed_descriptor;
+pub mod releases;
 pub mod remedy;
 pub mod shares;
 pub mod signal_not_fatal;

@@ -11,6 +11,7 @@ use crate::cause::words;
 use crate::event::{Action, BootNs, ProcessId};
 use crate::world::World;
 use crate::world::process::{Process, Stage};
+use crate::world::release::Released;
 use crate::world::signal::{self, SignalRecord};
 use serde::{Deserialize, Serialize};
 
@@ -132,7 +133,7 @@ fn draft(step: StepId, at: Option<BootNs>, expected: bool, what: impl Into<Strin
 fn timeline(world: &World, process: &Process) -> Timeline {
     let mut drafts = Vec::from(signal_steps(process));
     drafts.extend(exit_steps(process));
-    drafts.extend(release_steps(process));
+    drafts.extend(release_steps(world, process));
     drafts.extend(parent_steps(world, process));
     drafts.push(memory_step(process));
     // A step happened if a later one did: only its time was not seen.
@@ -222,8 +223,8 @@ fn exit_steps(process: &Process) -> [Draft; 3] {
     [core, draft(StepId::ExitBegins, begun, true, begins), draft(StepId::LastThread, exit.last_thread, true, last)]
 }
 
-/// Between the last thread and the zombie notice; the notice is their upper bound.
-fn release_steps(process: &Process) -> [Draft; 2] {
+/// Between the last thread and the zombie notice; the notice is their upper bound, unless the driver's own functions were watched.
+fn release_steps(world: &World, process: &Process) -> [Draft; 2] {
     let exit = &process.exit;
     let bound = exit.zombie.or(exit.reaped.as_ref().map(|r| r.0)).or(exit.freed).filter(|_| exit.last_thread.is_some());
     let what = |thing: &str| match bound {
@@ -233,7 +234,31 @@ fn release_steps(process: &Process) -> [Draft; 2] {
         None => format!("{thing}: not begun"),
     };
     let step = |id, thing| Draft { step: id, at: bound, inferred: true, expected: true, what: what(thing) };
-    [step(StepId::MemoryMapGone, "memory map released"), step(StepId::FilesGone, "files released, driver takes its context apart")]
+    let mut map = step(StepId::MemoryMapGone, "memory map released");
+    if let Some(released) = &exit.releases {
+        // The kernel lets go of the map before the files (do_exit, kernel/exit.c).
+        map.at = Some(released.began);
+        map.what = "memory map released: at the latest when the driver began with the files".to_owned();
+    }
+    let files = match &exit.releases {
+        Some(released) => seen_releases(world, released),
+        None => step(StepId::FilesGone, "files released, driver takes its context apart"),
+    };
+    [map, files]
+}
+
+/// What the driver released in the process's own exit.
+fn seen_releases(world: &World, released: &Released) -> Draft {
+    let files = words::count(released.count as usize, "file", "files");
+    if released.under_way > 0 {
+        let left = released.under_way;
+        return draft(StepId::FilesGone, None, true, format!("the driver released {} of {files}, and is not done", released.count - left.min(released.count)));
+    }
+    let took = released.ended.map_or(0, |ended| ended.saturating_sub(released.began));
+    let slowest = released.slowest.filter(|_| released.count > 1);
+    let slowest = slowest.map(|(dev, ns)| format!("; {} took {}", words::device(world, dev), words::duration(ns)));
+    let what = format!("the driver released {files} in {}{}", words::duration(took), slowest.unwrap_or_default());
+    draft(StepId::FilesGone, released.ended, true, what)
 }
 
 fn parent_steps(world: &World, process: &Process) -> [Draft; 2] {
@@ -269,6 +294,7 @@ fn memory_step(process: &Process) -> Draft {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::event::{ReleaseStep, What};
     use crate::story::Story;
 
     fn steps(timeline: &Timeline) -> Vec<(StepId, bool)> {
@@ -359,6 +385,24 @@ mod tests {
         assert_eq!(timeline.waiting_for, Some(StepId::LastThread));
         let last = timeline.steps.iter().find(|s| s.awaited).unwrap();
         assert_eq!(last.what, "2 threads are still in it");
+    }
+
+    #[test]
+    fn a_release_that_was_seen_has_its_own_time() {
+        let mut story = Story::warm();
+        let trainer = story.process(574, "python3");
+        let held = story.opens(trainer, crate::story::CTL);
+        story.thread_exits(trainer, 574, 9, Some(9), 0);
+        let release = |step| What::Release { by: trainer, tid: 574, comm: "python3".into(), file: Some(held.file), dev: held.dev, step };
+        story.push(release(ReleaseStep::Begin));
+        assert_eq!(one(&story).waiting_for, Some(StepId::FilesGone));
+        story.push(release(ReleaseStep::End));
+        let ended = story.now;
+        story.dies(trainer, 9);
+        let timeline = one(&story);
+        let step = timeline.steps.iter().find(|s| s.step == StepId::FilesGone).unwrap();
+        assert!(!step.inferred && step.at_ns.is_some_and(|at| at <= ended), "{step:#?}");
+        assert_eq!(step.what, "the driver released 1 file in 1 ms");
     }
 
     #[test]

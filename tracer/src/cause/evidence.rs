@@ -3,7 +3,7 @@
 //!
 //! Always true: a note says only what is in the world; deduced links say that they are deduced.
 
-use super::{Note, health};
+use super::{Note, health, releases};
 use super::case::{BytesFrom, Case, HolderView, Kind, OwnerFrom};
 use super::shares::Share;
 use super::words;
@@ -249,6 +249,7 @@ fn annotations(case: &Case<'_>, notes: &mut Vec<Note>) {
         }
     }
     health::notes(case, notes);
+    notes.extend(releases::notes(case));
     recycled(case, notes);
 }
 

@@ -4,7 +4,7 @@
 //! enter a sentence or a command.
 
 use crate::event::rm::Missed;
-use crate::event::{BootNs, ProcessId};
+use crate::event::{BootNs, Dev, ProcessId};
 use crate::world::World;
 use crate::world::books::gap::{Gap, RECORDING_ENDED};
 use crate::world::process::Process;
@@ -63,6 +63,22 @@ pub fn by_id(world: &World, id: ProcessId) -> String {
 #[must_use]
 pub fn by_pid(world: &World, pid: u32) -> String {
     world.living(pid).map_or_else(|| format!("PID {pid}"), process)
+}
+
+/// The path of a device number.
+#[must_use]
+pub fn device(world: &World, dev: Dev) -> String {
+    let nodes = world.host().header.iter().flat_map(|header| &header.devices);
+    if let Some(node) = nodes.into_iter().find(|node| node.dev == dev) {
+        return node.path.clone();
+    }
+    match (dev.major(), dev.minor()) {
+        _ if dev == Dev::DMA_BUF => "dma-buf".to_owned(),
+        (195, 255) => "/dev/nvidiactl".to_owned(),
+        (195, 254) => "/dev/nvidia-modeset".to_owned(),
+        (195, minor) => format!("/dev/nvidia{minor}"),
+        (major, minor) => format!("device {major}:{minor}"),
+    }
 }
 
 /// " at 12:03:55 UTC", with the date when it is not the day of the explanation; empty when not known.

@@ -5,13 +5,14 @@ use crate::cli::{Common, Doctor};
 use crate::event::{DeviceNode, Event, Hook, What};
 use crate::report::escape::escape;
 use crate::report::layout::{Paint, Style, wrap};
-use crate::source::kernel::{Facts, Kernel, Options};
+use crate::source::kernel::{Facts, Kernel, Options, View, Way};
 use crate::source::nvml::{self, Sampler};
 use crate::source::procfs::Proc;
 use crate::source::devices;
 use crate::sys;
 use anyhow::{Context as _, Result};
 use serde::Serialize;
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::time::Duration;
 
@@ -28,6 +29,7 @@ struct Findings {
     devices: Vec<DeviceNode>,
     devices_problem: Option<String>,
     hooks: Vec<Hook>,
+    views: Vec<ViewPart>,
     kernel_problem: Option<String>,
     nvml: NvmlPart,
     limits: Vec<LimitPart>,
@@ -42,6 +44,41 @@ struct FactsPart {
     tracefs: bool,
     initial_pid_namespace: bool,
 }
+
+/// What a group of hooks sees, and how.
+#[derive(Debug, Serialize)]
+struct ViewPart {
+    sees: &'static str,
+    /// "driver", "syscall" or "waiting".
+    way: &'static str,
+    why_not_driver: Option<String>,
+}
+
+impl From<&View> for ViewPart {
+    fn from(view: &View) -> ViewPart {
+        let way = match view.way {
+            Way::Driver => "driver",
+            Way::Syscall => "syscall",
+            Way::Waiting => "waiting",
+        };
+        ViewPart { sees: view.sees, way, why_not_driver: view.why.clone() }
+    }
+}
+
+/// The ways, what each costs, and what it does not see.
+const WAYS: [(&str, &str); 3] = [
+    (
+        "driver",
+        "Driver hooks (kprobes) show {}: they cost nothing to programs that do not use the GPU, and time the driver's releases. They do not \
+         see a close of a descriptor that others still hold: a scan does, within seconds",
+    ),
+    (
+        "syscall",
+        "Syscall hooks (tracepoints) show {}: while recording they cost every system call of every process some tens of nanoseconds. When \
+         the driver releases a file they do not see: it lies between the exit of the last thread and the zombie",
+    ),
+    ("waiting", "No NVIDIA driver is loaded. When it is, its functions will show {}"),
+];
 
 #[derive(Debug, Default, Serialize)]
 struct NvmlPart {
@@ -79,12 +116,12 @@ fn examine(common: &Common) -> Result<Findings> {
         Err(error) => (Vec::new(), Some(error.to_string())),
     };
     let facts = Facts::gather();
-    let (hooks, kernel_problem, limits) = match Kernel::for_watching(Options { hooks: common.hooks.wanted(), ..Options::new(devices.clone()) }) {
+    let (hooks, views, kernel_problem, limits) = match Kernel::for_watching(Options { hooks: common.hooks.wanted(), ..Options::new(devices.clone()) }) {
         Ok(kernel) => {
             let limits = kernel.limits().iter().map(|(m, v)| LimitPart { missing: m.clone(), voids: v.clone() }).collect();
-            (kernel.hooks().to_vec(), None, limits)
+            (kernel.hooks().to_vec(), kernel.views().iter().map(ViewPart::from).collect(), None, limits)
         }
-        Err(error) => (Vec::new(), Some(error.to_string()), Vec::new()),
+        Err(error) => (Vec::new(), Vec::new(), Some(error.to_string()), Vec::new()),
     };
     let answered = sampler.wait(Sampler::FIRST, NVML_PATIENCE);
     let mut nvml = NvmlPart { started_in_ms: sampler.init_took().map(|d| d.as_millis()), ..NvmlPart::default() };
@@ -111,6 +148,7 @@ fn examine(common: &Common) -> Result<Findings> {
         devices,
         devices_problem,
         hooks,
+        views,
         kernel_problem,
         nvml,
         limits,
@@ -130,7 +168,17 @@ fn text(f: &Findings, style: &Style) -> String {
     line(f.facts.tracefs, "tracefs is readable (mounted privately when the host does not have it)");
     line(f.facts.initial_pid_namespace, "in the initial PID namespace, so that PIDs are the host's");
     let attached = f.hooks.iter().filter(|h| h.attached).count();
-    line(f.kernel_problem.is_none(), &format!("{attached} of {} hooks attached on Linux {} (syscall hooks)", f.hooks.len(), f.kernel));
+    line(f.kernel_problem.is_none(), &format!("{attached} of {} hooks attached on Linux {}", f.hooks.len(), f.kernel));
+    for (way, sentence) in WAYS {
+        let seen: Vec<&str> = f.views.iter().filter(|view| view.way == way).map(|view| view.sees).collect();
+        if !seen.is_empty() {
+            line(true, &sentence.replace("{}", &seen.join(", ")));
+        }
+    }
+    let reasons: BTreeSet<&str> = f.views.iter().filter_map(|view| view.why_not_driver.as_deref()).collect();
+    for why in reasons.iter().filter(|why| !why.starts_with("--hooks")) {
+        line(false, &format!("driver hooks instead: {}", escape(why, 300)));
+    }
     for hook in f.hooks.iter().filter(|h| !h.attached) {
         line(false, &format!("{}: {}", hook.name, escape(hook.why_not.as_deref().unwrap_or("not attached"), 300)));
     }

@@ -12,7 +12,7 @@ use crate::cause::health::recovery;
 use crate::cause::shares::Share;
 use crate::cause::{Verdict, words};
 use crate::event::rm::ExportKind;
-use crate::event::{BootNs, Dev};
+use crate::event::BootNs;
 use crate::world::World;
 use crate::world::books::memory::{Memory, Ref};
 use crate::world::process::{Process, Stage};
@@ -124,7 +124,7 @@ fn exit_part(world: &World, process: &Process) -> ExitPart {
 
 fn holder_part(world: &World, holder: &HolderView<'_>) -> HolderPart {
     let mut descriptors: Vec<Descriptor> =
-        holder.descriptors.iter().map(|(fd, dev, _)| Descriptor { fd: *fd, device: device(world, *dev) }).collect();
+        holder.descriptors.iter().map(|(fd, dev, _)| Descriptor { fd: *fd, device: words::device(world, *dev) }).collect();
     descriptors.dedup();
     HolderPart {
         pid: holder.process.id().tgid(),
@@ -139,21 +139,6 @@ fn holder_part(world: &World, holder: &HolderView<'_>) -> HolderPart {
 fn start_time(world: &World, process: &Process) -> Option<String> {
     let start = process.id().start();
     if start == 0 { None } else { world.host().wall(start) }
-}
-
-/// The path of a device number.
-fn device(world: &World, dev: Dev) -> String {
-    let nodes = world.host().header.iter().flat_map(|header| &header.devices);
-    if let Some(node) = nodes.into_iter().find(|node| node.dev == dev) {
-        return node.path.clone();
-    }
-    match (dev.major(), dev.minor()) {
-        _ if dev == Dev::DMA_BUF => "dma-buf".to_owned(),
-        (195, 255) => "/dev/nvidiactl".to_owned(),
-        (195, 254) => "/dev/nvidia-modeset".to_owned(),
-        (195, minor) => format!("/dev/nvidia{minor}"),
-        (major, minor) => format!("device {major}:{minor}"),
-    }
 }
 
 fn state(process: &Process) -> &'static str {

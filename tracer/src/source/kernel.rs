@@ -27,7 +27,7 @@ use std::os::fd::OwnedFd;
 
 pub use facts::Facts;
 pub use scanner::ScanPart;
-pub use watcher::Way;
+pub use watcher::{View, Way};
 
 use outlive_ebpf::abi::Abi;
 use outlive_ebpf::ioctl::node;
@@ -177,7 +177,7 @@ pub struct Kernel {
     /// Until then its device nodes may still be made.
     settles_at: BootNs,
     /// How each group of hooks is attached.
-    ways: Vec<(&'static str, Way)>,
+    views: Vec<View>,
     /// Processes whose descriptors changed in a way that only a scan can follow.
     changed: BTreeSet<ProcessId>,
     /// Records that could not be decoded, since last reported.
@@ -220,7 +220,7 @@ impl Kernel {
         kernel.watcher = watcher;
         kernel.hooks.extend(attached.hooks);
         kernel.limits.extend(attached.limits);
-        kernel.ways = attached.ways.iter().map(|(group, way)| (group.sees, *way)).collect();
+        kernel.views = attached.views;
         kernel.watching_since = works.then(sys::boottime_ns);
         Ok(kernel)
     }
@@ -271,7 +271,7 @@ impl Kernel {
             watching_since: None,
             loading: Loading::now(),
             settles_at: 0,
-            ways: Vec::new(),
+            views: Vec::new(),
             changed: BTreeSet::new(),
             unknown: 0,
         };
@@ -334,10 +334,10 @@ impl Kernel {
         }
     }
 
-    /// How each group of hooks is attached: (what it sees, how).
+    /// What each group of hooks sees, and how it is attached.
     #[must_use]
-    pub fn ways(&self) -> &[(&'static str, Way)] {
-        &self.ways
+    pub fn views(&self) -> &[View] {
+        &self.views
     }
 
     /// Follows the driver's coming and going: what is loaded while we watch is hooked, and its device numbers count. Cheap while nothing
@@ -370,9 +370,9 @@ impl Kernel {
             let attached = watcher.attach_driver(&self.options.devices);
             self.hooks.retain(|known| attached.hooks.iter().all(|new| new.name != known.name));
             self.hooks.extend(attached.hooks.iter().cloned());
-            for (group, way) in attached.ways {
-                self.ways.retain(|(sees, _)| *sees != group.sees);
-                self.ways.push((group.sees, way));
+            for view in attached.views {
+                self.views.retain(|known| known.sees != view.sees);
+                self.views.push(view);
             }
             news.push(Event { at, what: What::Hooks { list: attached.hooks } });
             news.extend(attached.limits.into_iter().map(|(missing, voids)| Event { at, what: What::Limit { missing, voids } }));

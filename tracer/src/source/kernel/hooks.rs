@@ -39,7 +39,7 @@ pub(super) struct Spec {
 pub(super) struct Group {
     /// What they see: "opens", ...
     pub(super) sees: &'static str,
-    /// By kprobes.
+    /// By kprobes. Of closes they see only a file's last one, its release: the next scan tells of others.
     pub(super) driver: &'static [Spec],
     /// By tracepoints of system calls.
     pub(super) syscall: &'static [Spec],
@@ -142,7 +142,7 @@ pub(super) const GROUPS: &[Group] = &[
         of_driver: true,
     },
     Group {
-        sees: CLOSES,
+        sees: "releases and closes",
         driver: &[
             leave("driver_released", CLOSE, RELEASED),
             entry("driver_release", CLOSE, RELEASED),
@@ -195,15 +195,6 @@ pub(super) const GROUPS: &[Group] = &[
         of_driver: false,
     },
 ];
-
-/// What the group of releases and closes is called.
-pub(super) const CLOSES: &str = "releases and closes";
-
-/// What driver hooks, where they are used, do not show, and what that voids.
-pub(super) const UNSEEN: (&str, &str) = (
-    "closes of descriptors that others still hold (driver hooks see a file's last close only)",
-    "when such a descriptor was closed: the next scan tells that it was",
-);
 
 impl Spec {
     /// "sched:sched_process_exit", "kprobe:nvidia_close", "kretprobe:nvidia_close".

@@ -58,7 +58,18 @@ pub(super) struct Attached {
     /// (what is missing, what that voids).
     pub(super) limits: Vec<(String, String)>,
     /// How each group of hooks is attached.
-    pub(super) ways: Vec<(&'static Group, Way)>,
+    pub(super) views: Vec<View>,
+}
+
+/// What a group of hooks sees, and how it is attached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct View {
+    /// "opens", ...
+    pub sees: &'static str,
+    /// How.
+    pub way: Way,
+    /// Why not by kprobes, where there is a reason.
+    pub why: Option<String>,
 }
 
 /// How a group of hooks is attached.
@@ -80,6 +91,10 @@ impl Attached {
             attached.add(spec, Err(Failure { reason: why.to_owned(), absent: false }));
         }
         attached
+    }
+
+    fn view(&mut self, group: &Group, way: Way, why: Option<String>) {
+        self.views.push(View { sees: group.sees, way, why });
     }
 
     fn add(&mut self, spec: &Spec, result: Result<String, Failure>) {
@@ -148,7 +163,6 @@ impl Watcher {
             self.attach_group(group, why_not.as_deref(), &symbols, &mut attached);
         }
         attached.add(&hooks::XID, self.attach_one(&hooks::XID, &symbols));
-        attached.note_unseen();
         attached
     }
 
@@ -165,7 +179,6 @@ impl Watcher {
             self.attach_group(group, None, &symbols, &mut attached);
         }
         attached.add(&hooks::XID, self.attach_one(&hooks::XID, &symbols));
-        attached.note_unseen();
         attached
     }
 
@@ -182,9 +195,10 @@ impl Watcher {
 
     fn attach_group(&mut self, group: &'static Group, why_not: Option<&str>, symbols: &Symbols, attached: &mut Attached) {
         if why_not.is_none() && group.of_driver && !symbols.has_driver() {
-            attached.ways.push((group, Way::Waiting));
+            attached.view(group, Way::Waiting, None);
             return;
         }
+        let mut why_not = why_not.map(str::to_owned);
         if why_not.is_none() {
             let mut tried = Attached::default();
             let before = self.links.len();
@@ -194,20 +208,19 @@ impl Watcher {
             if tried.limits.is_empty() || self.wanted == Wanted::Driver {
                 attached.hooks.extend(tried.hooks);
                 attached.limits.extend(tried.limits);
-                attached.ways.push((group, Way::Driver));
+                attached.view(group, Way::Driver, None);
                 return;
             }
             // Half of them would see half of it.
             for link in self.links.split_off(before) {
                 link.detach(&mut self.programs);
             }
-            let first = tried.hooks.iter().find_map(|hook| Some(format!("{}: {}", hook.name, hook.why_not.as_deref()?)));
-            tracing::info!("{} are seen by system calls: {}", group.sees, first.unwrap_or_default());
+            why_not = tried.hooks.iter().find_map(|hook| Some(format!("{}: {}", hook.name, hook.why_not.as_deref()?)));
         }
         for spec in group.syscall {
             attached.add(spec, self.attach_one(spec, symbols));
         }
-        attached.ways.push((group, Way::Syscall));
+        attached.view(group, Way::Syscall, why_not);
     }
 
     /// Attaches one hook; its name with where it was attached.
@@ -382,16 +395,6 @@ impl Link {
                     let _gone = program.detach(link);
                 }
             }
-        }
-    }
-}
-
-impl Attached {
-    /// What driver hooks leave unseen.
-    fn note_unseen(&mut self) {
-        let (missing, voids) = hooks::UNSEEN;
-        if self.ways.iter().any(|(group, way)| group.sees == hooks::CLOSES && *way == Way::Driver) {
-            self.limits.push((missing.to_owned(), voids.to_owned()));
         }
     }
 }
