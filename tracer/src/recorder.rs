@@ -65,7 +65,7 @@ pub struct Sources {
     pub kernel: Kernel,
     /// Started.
     pub sampler: Sampler,
-    /// The kernel log, where the Xid tracepoint is missing.
+    /// The kernel log, for Xids; none where it cannot be read.
     pub kmsg: Option<Kmsg>,
     /// /proc.
     pub proc: Proc,

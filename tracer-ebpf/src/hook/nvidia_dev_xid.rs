@@ -1,5 +1,8 @@
 //! `nvidia:nvidia_dev_xid`, kernel-open/nvidia/nv-tracepoint.h of the open driver; since 575.51.
 //!
+//! A tracepoint in use keeps its module from being unloaded (perf_trace_event_init, kernel/trace/trace_event_perf.c), so it is attached
+//! only where the kernel log cannot be read.
+//!
 //! Record: `__data_loc char[] dev` at 8, `u32 error_code` at 12, `__data_loc char[] msg` at 16. The low half of a
 //! `__data_loc` is where the string lies in the record.
 

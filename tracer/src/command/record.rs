@@ -63,27 +63,26 @@ fn open(common: &Common) -> Result<(Sources, Vec<Event>)> {
         found => found?,
     };
     let pattern = Some(common.devices.clone());
-    let kernel = Kernel::for_watching(Options { hooks: common.hooks.wanted(), pattern, ..Options::new(devices.clone()) })?;
+    let kmsg = Kmsg::open(kmsg::From::Now);
+    let (hooks, xid_tracepoint) = (common.hooks.wanted(), kmsg.is_err());
+    let kernel = Kernel::for_watching(Options { hooks, xid_tracepoint, pattern, ..Options::new(devices.clone()) })?;
     let proc = Proc::default();
     let mut opening = vec![host::header(&proc, &kernel, devices, kernel.watching_since())];
     opening.extend(host::limits(&kernel));
-    let kmsg = if sees_xid(&kernel) { None } else { follow_log(&mut opening) };
+    let kmsg = match kmsg {
+        Ok(log) => Some(log),
+        Err(_) if sees_xid(&kernel) => None,
+        Err(error) => {
+            opening.push(Event { at: sys::boottime_ns(), what: error.limit() });
+            None
+        }
+    };
     Ok((Sources { kernel, sampler, kmsg, proc }, opening))
 }
 
 /// The driver's own tracepoint is there (since driver 575).
 fn sees_xid(kernel: &Kernel) -> bool {
     kernel.hooks().iter().any(|hook| hook.attached && hook.name.contains("nvidia_dev_xid"))
-}
-
-fn follow_log(opening: &mut Vec<Event>) -> Option<Kmsg> {
-    match Kmsg::open(kmsg::From::Now) {
-        Ok(log) => Some(log),
-        Err(error) => {
-            opening.push(Event { at: sys::boottime_ns(), what: error.limit() });
-            None
-        }
-    }
 }
 
 /// The signals that end a recording.

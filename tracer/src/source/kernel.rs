@@ -130,6 +130,8 @@ pub enum Wanted {
 pub struct Options {
     /// Which hooks.
     pub hooks: Wanted,
+    /// Xids by the driver's tracepoint, which keeps its module from being unloaded meanwhile: only where the kernel log cannot be read.
+    pub xid_tracepoint: bool,
     /// What counts as an NVIDIA file.
     pub devices: Vec<DeviceNode>,
     /// Where to look for more of them when the driver is loaded later (`--devices`).
@@ -149,7 +151,7 @@ impl Options {
     pub fn new(devices: Vec<DeviceNode>) -> Options {
         let tokens = key::of_this_boot().map_or_else(Tokens::random, Tokens::with_key);
         let (abi, abi_limit) = abi::of_driver(procfs::Proc::default().driver().as_deref());
-        Options { hooks: Wanted::Auto, devices, pattern: None, tokens, abi, abi_limit }
+        Options { hooks: Wanted::Auto, xid_tracepoint: false, devices, pattern: None, tokens, abi, abi_limit }
     }
 }
 
@@ -204,7 +206,7 @@ impl Kernel {
             return Err(KernelError::NoProbes);
         }
         let (mut kernel, constants) = Kernel::start(options)?;
-        let (watcher, attached) = match Watcher::attach(OBJECT, &constants, &kernel.options.devices, kernel.options.hooks) {
+        let (watcher, attached) = match Watcher::attach(OBJECT, &constants, &kernel.options.devices, kernel.options.hooks, kernel.options.xid_tracepoint) {
             Ok((watcher, attached)) => (Some(watcher), attached),
             Err(why) => (None, Attached::none(&why.to_string())),
         };

@@ -7,7 +7,8 @@
 //! Times: the log stamps its records with `local_clock()`, which counts from boot, stands still during suspend like
 //! CLOCK_MONOTONIC, and is not disciplined by NTP. It is turned into boottime by today's difference of the two clocks,
 //! so an Xid can be off by the drift since boot (seconds after weeks) and by any suspend since; it is never later
-//! than the moment at which it was read.
+//! than the moment at which it was read, and never earlier than the last time that there was nothing to read: a recorder, which
+//! reads every second, is right to a second.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
@@ -76,6 +77,8 @@ pub struct Kmsg {
     file: File,
     /// Sequence number of the next record.
     next: Option<u64>,
+    /// Everything from before this time has been read.
+    read_to: BootNs,
     buffer: Vec<u8>,
 }
 
@@ -109,6 +112,7 @@ impl Kmsg {
         Kmsg {
             file,
             next: None,
+            read_to: 0,
             buffer: vec![0; RECORD_MAX],
         }
     }
@@ -124,7 +128,10 @@ impl Kmsg {
                 Ok(0) => return Ok(()),
                 Ok(read) => read,
                 Err(error) => match error.raw_os_error() {
-                    Some(libc::EAGAIN) => return Ok(()),
+                    Some(libc::EAGAIN) => {
+                        self.read_to = boottime;
+                        return Ok(());
+                    }
                     // EPIPE: records were overwritten; the next read goes on with the oldest. EINVAL: too long for us.
                     Some(libc::EINTR | libc::EPIPE | libc::EINVAL) => continue,
                     _ => return Err(error.into()),
@@ -151,6 +158,7 @@ impl Kmsg {
                 .monotonic_us
                 .saturating_mul(1000)
                 .saturating_add(boottime.saturating_sub(monotonic))
+                .max(self.read_to)
                 .min(boottime);
             events.extend(record.xid(at));
         }

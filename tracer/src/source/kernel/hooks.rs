@@ -104,7 +104,7 @@ pub(super) const BOTH: &[Spec] = &[
     Spec { name: "mark_victim", attach: Attach::Tracepoint("oom"), voids: "that the OOM killer chose a process", may_be_absent: false },
 ];
 
-/// Belongs to the driver's module: attached when that is loaded.
+/// Belongs to the driver's module, and keeps that from being unloaded: only used where the kernel log cannot be read.
 pub(super) const XID: Spec = Spec {
     name: "nvidia_dev_xid",
     attach: Attach::Tracepoint("nvidia"),

@@ -40,6 +40,8 @@ pub(super) struct Watcher {
     links: Vec<Link>,
     /// Which hooks are asked for.
     wanted: Wanted,
+    /// The tracepoint of Xids is, too.
+    xid: bool,
     ring: RingBuf<MapData>,
     tracked: HashMap<MapData, u32, [u64; 2]>,
     lost: PerCpuArray<MapData, u64>,
@@ -120,6 +122,7 @@ impl Watcher {
         constants: &Constants,
         devices: &[DeviceNode],
         wanted: Wanted,
+        xid: bool,
     ) -> Result<(Watcher, Attached), KernelError> {
         let mut programs = load(object, constants)?;
         // Before anything runs: the devices are the filter, and PID 1 (any start) adopts orphans and must be seen waiting.
@@ -138,7 +141,7 @@ impl Watcher {
 
         let (lost_before, links) = (BTreeMap::new(), Vec::new());
         let mut watcher =
-            Watcher { programs, known, ring, tracked, lost, lost_before, untracked: 0, ready: None, say, links, wanted };
+            Watcher { programs, known, ring, tracked, lost, lost_before, untracked: 0, ready: None, say, links, wanted, xid };
         watcher.knows(devices)?;
         let attached = watcher.attach_all(devices);
         Ok((watcher, attached))
@@ -162,7 +165,9 @@ impl Watcher {
         for group in hooks::GROUPS {
             self.attach_group(group, why_not.as_deref(), &symbols, &mut attached);
         }
-        attached.add(&hooks::XID, self.attach_one(&hooks::XID, &symbols));
+        if self.xid {
+            attached.add(&hooks::XID, self.attach_one(&hooks::XID, &symbols));
+        }
         attached
     }
 
@@ -178,7 +183,9 @@ impl Watcher {
         for group in hooks::GROUPS.iter().filter(|group| group.of_driver && why_not.is_none()) {
             self.attach_group(group, None, &symbols, &mut attached);
         }
-        attached.add(&hooks::XID, self.attach_one(&hooks::XID, &symbols));
+        if self.xid {
+            attached.add(&hooks::XID, self.attach_one(&hooks::XID, &symbols));
+        }
         attached
     }
 
