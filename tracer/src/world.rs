@@ -434,7 +434,8 @@ impl World {
         self.unreaped.entry(parent).or_default().insert(id);
     }
 
-    /// `child` is a number of `by`'s namespace: its zombies are asked first, by either number.
+    /// `child` is a number of `by`'s namespace: its zombies are asked first, by either number. It may have adopted the child since: a number
+    /// of the initial namespace is one process.
     fn reap(&mut self, at: BootNs, by: ProcessId, comm: &str, child: u32) {
         let outside = self.process(by).is_none_or(|p| p.info.ns_pid.is_none());
         let is_it = |id: &ProcessId| {
@@ -445,7 +446,7 @@ impl World {
         let found = waiting.and_then(|children| children.iter().copied().rfind(is_it)).or_else(|| {
             let process = self.process_at(child, u64::MAX)?;
             let ended = process.stage() >= Stage::Exiting && process.exit.reaped.is_none();
-            (outside && ended && process.info.parent == Some(by)).then(|| process.id())
+            (outside && ended).then(|| process.id())
         });
         let Some(id) = found else { return };
         if let Some(children) = self.unreaped.get_mut(&by) {

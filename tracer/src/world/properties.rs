@@ -1,6 +1,7 @@
 //! What must hold for every list of events, plausible or not.
 
 use super::World;
+use crate::event::ReleaseStep;
 use crate::event::{
     Action, Dev, Event, GpuProcess, GpuUse, Header, Hold, KernelThread, Mount, ProcessId, ProcessInfo, ProcessState, Ran, SignalResult,
     StuckThread, Via, What,
@@ -115,6 +116,10 @@ fn surroundings() -> impl Strategy<Value = What> {
             What::KernelThreads { list: vec![KernelThread { id, comm: "kworker/0:1".into(), thread }] }
         }),
         1 => (0_u32..3).prop_map(|users| What::Modules { users: BTreeMap::from([("nvidia_uvm".to_owned(), users)]) }),
+        1 => (process(), proptest::option::of(1_u64..7), dev(), 0..4_usize).prop_map(|(by, file, dev, step)| {
+            let steps = [ReleaseStep::Begin, ReleaseStep::End, ReleaseStep::DeferredBegin, ReleaseStep::DeferredEnd];
+            What::Release { by, tid: by.tgid(), comm: "python3".into(), file, dev, step: steps[step] }
+        }),
         1 => any::<u64>().prop_map(|count| What::Lost { cause: "ring_full".into(), count }),
         1 => any::<u64>().prop_map(|real_ns| What::Clock { real_ns }),
         1 => proptest::option::of(0_u64..9).prop_map(|watching_since| {

@@ -293,3 +293,18 @@ fn living_owners_of_every_kind_are_carried_over() {
     story.nvml(500, &[(600, 100), (610, 100), (631, 300)]);
     carried(&story);
 }
+
+#[test]
+fn a_zombie_whose_parent_died_is_collected_by_whoever_adopted_it() {
+    let mut story = Story::warm();
+    let (bash, init) = (story.process(12, "bash"), ProcessId(1, 1));
+    let trainer = story.process(574, "python3");
+    story.info(trainer, "python3", |info| info.parent = Some(bash));
+    story.uses_cuda(trainer);
+    story.thread_exits(trainer, 574, 9, Some(9), 0);
+    story.push(What::Zombie { id: trainer, parent: bash });
+    story.push(What::Reap { by: init, comm: "systemd".into(), child: 574 });
+    let world = story.world();
+    let reaped = world.process(trainer).and_then(|process| process.exit.reaped.clone());
+    assert_eq!(reaped.map(|(_, by, _)| by), Some(init));
+}
