@@ -183,8 +183,8 @@ pub(super) const GROUPS: &[Group] = &[
     },
     Group {
         sees: "descriptors received",
-        // Linux 6.8 merged the two; before it, receive_fd is a wrapper.
-        driver: &[leave("received_fd", &["__receive_fd", "receive_fd"], PASSED)],
+        // Linux 6.8 merged the two functions.
+        driver: &[leave("received_fd", &["__receive_fd", "receive_fd"], PASSED), leave("stolen_fd", &["receive_fd"], PASSED)],
         syscall: &[call("sys_exit_recvmsg", PASSED), call("sys_exit_recvmmsg", PASSED), some_call("sys_exit_pidfd_getfd", PASSED)],
         of_driver: false,
     },
