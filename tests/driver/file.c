@@ -80,7 +80,7 @@ noinline int nvidia_open(struct inode *inode, struct file *filp);
 noinline int nvidia_close(struct inode *inode, struct file *filp);
 noinline long nvidia_unlocked_ioctl(struct file *filp, unsigned int request, unsigned long argument);
 noinline int nvidia_mmap(struct file *filp, struct vm_area_struct *vma);
-noinline void nvidia_close_deferred(struct kthread_work *work);
+noinline void nvidia_close_deferred(void *args);
 
 int nvidia_open(struct inode *inode, struct file *filp)
 {
@@ -100,14 +100,20 @@ int nvidia_open(struct inode *inode, struct file *filp)
 	return 0;
 }
 
-void nvidia_close_deferred(struct kthread_work *work)
+/* The argument is the file's private data, as in the real driver (kernel-open/nvidia/nv.c). */
+void nvidia_close_deferred(void *args)
 {
-	struct nv_file *file = container_of(work, struct nv_file, work);
+	struct nv_file *file = args;
 	long left = file->deadline - jiffies;
 
 	if (left > 0)
 		wait_event_timeout(knobs.changed, !READ_ONCE(knobs.defer_ms), left);
 	nv_file_release(file);
+}
+
+static void queued(struct kthread_work *work)
+{
+	nvidia_close_deferred(container_of(work, struct nv_file, work));
 }
 
 int nvidia_close(struct inode *inode, struct file *filp)
@@ -117,7 +123,7 @@ int nvidia_close(struct inode *inode, struct file *filp)
 
 	if (file->minor != MINOR_CONTROL && defer_ms > 0) {
 		file->deadline = jiffies + msecs_to_jiffies(defer_ms);
-		kthread_init_work(&file->work, nvidia_close_deferred);
+		kthread_init_work(&file->work, queued);
 		kthread_queue_work(nv_queue, &file->work);
 		return 0;
 	}

@@ -101,7 +101,7 @@ noinline int uvm_open_entry(struct inode *inode, struct file *filp);
 noinline int uvm_release_entry(struct inode *inode, struct file *filp);
 noinline long uvm_unlocked_ioctl_entry(struct file *filp, unsigned int request, unsigned long argument);
 noinline int uvm_mmap_entry(struct file *filp, struct vm_area_struct *vma);
-noinline void uvm_release_deferred(struct kthread_work *work);
+noinline void uvm_release_deferred(void *data);
 
 int uvm_open_entry(struct inode *inode, struct file *filp)
 {
@@ -109,14 +109,20 @@ int uvm_open_entry(struct inode *inode, struct file *filp)
 	return 0;
 }
 
-void uvm_release_deferred(struct kthread_work *work)
+/* The argument is the address space, as in the real driver (kernel-open/nvidia-uvm/uvm.c). */
+void uvm_release_deferred(void *data)
 {
-	struct space *space = container_of(work, struct space, work);
+	struct space *space = data;
 	long left = space->deadline - jiffies;
 
 	if (left > 0)
 		wait_event_timeout(knobs.changed, !READ_ONCE(knobs.defer_ms), left);
 	uvm_va_space_destroy(space);
+}
+
+static void queued(struct kthread_work *work)
+{
+	uvm_release_deferred(container_of(work, struct space, work));
 }
 
 int uvm_release_entry(struct inode *inode, struct file *filp)
@@ -135,7 +141,7 @@ int uvm_release_entry(struct inode *inode, struct file *filp)
 		return 0;
 	if (defer_ms > 0) {
 		space->deadline = jiffies + msecs_to_jiffies(defer_ms);
-		kthread_init_work(&space->work, uvm_release_deferred);
+		kthread_init_work(&space->work, queued);
 		kthread_queue_work(release_queue, &space->work);
 		return 0;
 	}
