@@ -342,6 +342,21 @@ impl Kernel {
         &self.views
     }
 
+    /// How many instructions the kernel's verifier went through for each program that is loaded, by name: what grows when a program gets harder
+    /// to verify, long before it is refused. For tests; needs CAP_SYS_ADMIN.
+    #[must_use]
+    pub fn verified(&self) -> Vec<(String, u32)> {
+        let mut counts = self.watcher.as_ref().map(Watcher::verified).unwrap_or_default();
+        // The newest of each name are ours, unless somebody else has just begun.
+        for name in [scanner::TASK, scanner::TASK_FILE] {
+            let named = aya::programs::loaded_programs().flatten().filter(|info| info.name_as_str() == Some(name));
+            let newest = named.max_by_key(aya::programs::ProgramInfo::id).and_then(|info| info.verified_instruction_count());
+            counts.extend(newest.map(|count| (name.to_owned(), count)));
+        }
+        counts.sort();
+        counts
+    }
+
     /// Follows the driver's coming and going: what is loaded while we watch is hooked, and its device numbers count. Cheap while nothing
     /// changes; call it once a second. A scan should follow when there is something.
     pub fn follow_driver(&mut self) -> Vec<Event> {

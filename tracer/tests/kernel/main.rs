@@ -9,6 +9,7 @@
 
 mod actors;
 mod asked;
+mod verifier;
 
 use std::collections::BTreeSet;
 use std::os::fd::AsRawFd as _;
@@ -44,6 +45,7 @@ const TESTS: &[Test] = tests![
     a_descriptor_that_dup2_replaces_asks_for_a_scan,
     a_process_that_opened_earlier_is_followed_once_tracked,
     a_flood_wakes_the_reader_and_nothing_is_lost,
+    no_program_became_much_harder_to_verify,
     without_capabilities_the_error_says_what_to_do,
     // Last: it gives up capabilities of this process for good.
     scans_and_events_go_on_with_fewer_capabilities,
@@ -511,6 +513,10 @@ fn a_flood_wakes_the_reader_and_nothing_is_lost(bench: &mut Bench) {
     assert_eq!(bench.kernel.lost(), []);
     let of_actor = |event: &&Event| is_close(event) || is_hold(&event.what, actor.pid, None);
     assert!(bench.events.iter().filter(of_actor).is_sorted_by_key(|event| event.at), "a process's events are in order of time");
+}
+
+fn no_program_became_much_harder_to_verify(bench: &mut Bench) {
+    verifier::no_program_became_much_harder_to_verify(&Options::new(devices::find(&bench.stand.pattern()).unwrap()));
 }
 
 fn without_capabilities_the_error_says_what_to_do(bench: &mut Bench) {

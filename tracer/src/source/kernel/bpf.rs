@@ -170,6 +170,8 @@ pub(super) fn load_btf(bytes: &[u8]) -> io::Result<OwnedFd> {
 /// An iterator program to load.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct IteratorProgram<'a> {
+    /// What the kernel lists it as; 15 characters are kept.
+    pub(super) name: &'a str,
     /// Instructions, 8 bytes each.
     pub(super) instructions: &'a [u8],
     /// The object's BTF and its `bpf_func_info` records, 8 bytes each: needed for loop callbacks.
@@ -245,6 +247,9 @@ fn try_load(program: IteratorProgram<'_>, log: &mut [u8]) -> io::Result<OwnedFd>
         attach_btf_id: program.target,
         ..ProgLoad::default()
     };
+    for (place, byte) in attributes.name.iter_mut().take(15).zip(program.name.bytes()) {
+        *place = byte;
+    }
     if let Some((btf, functions)) = program.functions {
         attributes.btf = number(btf);
         attributes.func_info_size = UNIT as u32;

@@ -50,8 +50,8 @@ pub(super) struct Scanner {
     lost_before: u64,
 }
 
-const TASK: &str = "iter_task";
-const TASK_FILE: &str = "iter_task_file";
+pub(super) const TASK: &str = "iter_task";
+pub(super) const TASK_FILE: &str = "iter_task_file";
 
 impl Scanner {
     /// Loads the iterators of `object`.
@@ -198,6 +198,8 @@ fn load_btf(object: &mut Object) -> Result<OwnedFd, KernelError> {
 }
 
 /// Kinds of map (`enum bpf_map_type`, include/uapi/linux/bpf.h).
+const HASH: u32 = 1;
+const LRU_HASH: u32 = 9;
 const RINGBUF: u32 = 27;
 const PERCPU_ARRAY: u32 = 6;
 
@@ -208,7 +210,8 @@ fn create_maps(object: &Object, devices: &[DeviceNode]) -> Result<HashMap<String
         let failed = |source| KernelError::Map { map: name.clone(), source };
         let max_entries = match (definition.map_type(), name.as_str()) {
             (RINGBUF, _) => 4096,
-            (_, "TRACKED" | "PENDING" | "CLIENTS" | "GPUS") => 1,
+            // A map of the watching programs' own.
+            (HASH | LRU_HASH, name) if name != "DEVICES" => 1,
             _ => definition.max_entries(),
         };
         let shape = MapShape {
@@ -274,6 +277,7 @@ impl Program {
     /// Loads it and links it to all tasks.
     fn link(&self, btf: &OwnedFd) -> Result<OwnedFd, KernelError> {
         let program = bpf::IteratorProgram {
+            name: self.name,
             instructions: &self.instructions,
             functions: Some((btf.as_fd(), &self.functions)),
             target: self.target,

@@ -37,6 +37,7 @@ pub(super) fn operations(file_op: u32, iter_task_file: u32) -> io::Result<Operat
     let ring = bpf::own_ring()?;
     let instructions = program(ring.as_raw_fd(), i16::try_from(file_op).map_err(io::Error::other)?);
     let program = bpf::load_iterator(bpf::IteratorProgram {
+        name: "io_uring_fops",
         instructions: &instructions,
         functions: None,
         target: iter_task_file,

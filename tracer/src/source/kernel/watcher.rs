@@ -280,6 +280,12 @@ impl Watcher {
         Ok(())
     }
 
+    /// How many instructions the verifier went through for each loaded program.
+    pub(super) fn verified(&self) -> Vec<(String, u32)> {
+        let count = |program: &Program| program.info().ok()?.verified_instruction_count();
+        self.programs.programs().filter_map(|(name, program)| Some((name.to_owned(), count(program)?))).collect()
+    }
+
     /// Losses since last asked, by cause. Passes on the programs' own words about them too.
     pub(super) fn losses(&mut self) -> Vec<(&'static str, u64)> {
         if let Some(say) = &mut self.say {
