@@ -98,8 +98,8 @@ pub fn check(scenario: &Scenario, place: Place, also: Also) -> io::Result<Outcom
     if scenario.remedied {
         // With history where it knows better.
         let causes = |look: &Look| look.explanation.holdings.iter().map(|holding| holding.cause).collect::<Vec<_>>();
-        let mut tried = remedy::apply(&play, if causes(&cold) == causes(&warm) { &cold } else { &warm })?;
-        if place == Place::Gpu && tried.wrong.is_empty() {
+        let mut tried = remedy::apply(scenario, &play, place, if causes(&cold) == causes(&warm) { &cold } else { &warm })?;
+        if tried.wrong.is_empty() {
             tried.wrong.extend(host.until_free(FREED)?);
         }
         outcome.remedy = Some(tried);
