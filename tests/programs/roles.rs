@@ -52,5 +52,6 @@ pub(crate) const ROLES: &[(&str, Role)] = &[
     ("reads-fuse", exiting::reads_fuse),
     ("exits-in-fuse", exiting::exits_in_fuse),
     ("never-waits", harmless::never_waits),
+    ("computes", harmless::computes),
     ("forks-opath", harmless::forks_opath),
 ];

@@ -230,6 +230,14 @@ pub(crate) fn allow_core() -> io::Result<()> {
     check(unsafe { libc::setrlimit(libc::RLIMIT_CORE, &raw const limit) }.into()).map(drop)
 }
 
+/// A thread, 0 for the calling one, runs on the first processor from now on.
+pub(crate) fn pin(tid: u32) -> io::Result<()> {
+    let tid = i32::try_from(tid).map_err(io::Error::other)?;
+    let first = 1u64;
+    // SAFETY: the kernel reads the eight bytes of `first`.
+    check(unsafe { libc::syscall(libc::SYS_sched_setaffinity, tid, size_of::<u64>(), &raw const first) }).map(drop)
+}
+
 /// Takes the calling thread out of what `flags` (CLONE_*) name.
 pub(crate) fn unshare(flags: i32) -> io::Result<()> {
     // SAFETY: unshare takes any flags and touches no memory of ours.

@@ -29,7 +29,7 @@ pub struct Host {
     dir: TempDir,
     programs: PathBuf,
     core_pattern: Option<String>,
-    /// MiB in use on a real GPU before anything was played.
+    /// MiB in use, as a driver says, before anything was played; stand-in device nodes have none.
     idle_mib: Option<u64>,
     /// Held until we are dropped.
     _lock: File,
@@ -58,26 +58,32 @@ impl Host {
                 return Err(io::Error::other(String::from_utf8_lossy(&made.stderr).into_owned()));
             }
         }
-        if place == Place::Gpu {
-            host.idle_mib = Some(used_mib()?);
-        }
+        host.idle_mib = host.used_mib()?;
         Ok(host)
     }
 
-    /// Waits until a real GPU is as it was; else says what is left.
+    /// Waits until the GPU is as it was; else says what is left. Where nothing but device nodes stands for the driver, nobody can say.
     ///
     /// # Errors
-    /// When nvidia-smi fails.
+    /// When the driver cannot be asked.
     pub fn until_free(&self, patience: Duration) -> io::Result<Option<String>> {
-        let Some(idle) = self.idle_mib else { return Ok(None) };
         let deadline = Instant::now() + patience;
         loop {
+            let (Some(idle), Some(used)) = (self.idle_mib, self.used_mib()?) else { return Ok(None) };
             // A recorder's NVML comes and goes.
-            let left = used_mib()?.saturating_sub(idle + 8);
+            let left = used.saturating_sub(idle + if self.place == Place::Gpu { 8 } else { 0 });
             if left == 0 || Instant::now() > deadline {
                 return Ok((left > 0).then(|| format!("{left} MiB more are in use than before")));
             }
             thread::sleep(Duration::from_millis(200));
+        }
+    }
+
+    fn used_mib(&self) -> io::Result<Option<u64>> {
+        match self.place {
+            Place::StandIn => Ok(None),
+            Place::Driver => in_the_books(&fs::read_to_string(BOOKS)?).map(Some),
+            Place::Gpu => of_the_gpu().map(Some),
         }
     }
 
@@ -135,7 +141,16 @@ impl Host {
     }
 }
 
-fn used_mib() -> io::Result<u64> {
+/// What the stand-in for the driver has in use on all its GPUs.
+fn in_the_books(books: &str) -> io::Result<u64> {
+    let books: serde_json::Value = serde_json::from_str(books)?;
+    let gpus = books["gpus"].as_array().ok_or_else(|| io::Error::other("the driver's books have no GPUs"))?;
+    let used = gpus.iter().map(|gpu| gpu["used"].as_u64()).sum::<Option<u64>>();
+    // A byte that is left counts.
+    used.map(|bytes| bytes.div_ceil(1 << 20)).ok_or_else(|| io::Error::other("the driver's books do not say what is in use"))
+}
+
+fn of_the_gpu() -> io::Result<u64> {
     let answer = Command::new("nvidia-smi").args(["--query-gpu=memory.used", "--format=csv,noheader,nounits"]).output()?;
     String::from_utf8_lossy(&answer.stdout).split_whitespace().next().and_then(|mib| mib.parse().ok())
         .ok_or_else(|| io::Error::other(format!("nvidia-smi says no memory figure: {}", answer.status)))
@@ -180,4 +195,16 @@ fn programs() -> io::Result<PathBuf> {
 /// When standard error is gone.
 pub fn say(line: &str) -> io::Result<()> {
     writeln!(io::stderr(), "{line}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_books_say_what_is_in_use() {
+        assert_eq!(in_the_books(r#"{"gpus": [{"used": 2097153}, {"used": 0}]}"#).unwrap(), 3);
+        assert!(in_the_books(r#"{"gpus": [{}]}"#).is_err());
+        assert!(in_the_books("{}").is_err());
+    }
 }

@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 use std::time::SystemTime;
 
-use outlive::explanation::{CauseId, Explanation, HolderPart, Holding, OwnerPart};
+use outlive::explanation::{CauseId, Confidence, Explanation, HolderPart, Holding, OwnerPart};
 
 use crate::look::Look;
 use crate::play::{Member, Play};
@@ -136,7 +136,8 @@ impl Judge<'_> {
     /// Contexts without memory that stand beside the play: NVML's own in the recorder and in a look, and what an MPS daemon inherited.
     fn is_our_own(&self, holding: &Holding) -> bool {
         let comm = holding.owner.as_ref().and_then(|owner| owner.comm.as_deref());
-        let daemon = self.play.member("daemon").is_ok_and(|daemon| holding.holders.iter().all(|holder| holder.pid == daemon.pid));
+        let daemons = |daemon: &Member| !holding.holders.is_empty() && holding.holders.iter().all(|holder| holder.pid == daemon.pid);
+        let daemon = self.play.member("daemon").is_ok_and(daemons);
         self.place == Place::Gpu && holding.bytes.is_none_or(|bytes| bytes == 0) && (comm == Some("outlive") || daemon)
     }
 
@@ -285,8 +286,22 @@ impl Judge<'_> {
                 wrong.push(format!("zombie {name} since {:?}", found.since));
             }
         }
+        let listed = |name: &str| scenario.zombies.iter().any(|expect| expect.who == name);
+        for found in &explanation.zombies {
+            // Strangers may be what they like.
+            if let Some(name) = self.play.name(found.pid).filter(|name| !listed(name)) {
+                wrong.push(format!("{name} (PID {}) is called a zombie that nobody waits for", found.pid));
+            }
+        }
         wrong.into_iter().map(|what| differs(Part::Rest, what)).collect()
     }
+}
+
+/// A look that is sure of a cause that is wrong. Not of the exit that is under way, which everything that gets stuck is at first.
+pub(crate) fn misleads(look: &Look, wrong: &[Difference]) -> bool {
+    let holdings = &look.explanation.holdings;
+    let sure = |holding: &Holding| holding.confidence == Confidence::Exact && holding.cause != CauseId::TeardownRunning;
+    !holdings.is_empty() && holdings.iter().all(sure) && wrong.iter().any(|difference| difference.part == Part::Cause)
 }
 
 fn descriptors_differ(name: &str, owner: &str, member: &Member, holder: &HolderPart) -> Vec<String> {
@@ -331,5 +346,56 @@ fn account(play: &Play, explanation: &Explanation) -> Vec<Difference> {
         Vec::new()
     } else {
         vec![differs(Part::Bytes, format!("used, attributed, unexplained: {told:?} instead of {used}, {used}, 0"))]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::look::told;
+    use crate::play::Report;
+
+    fn play(name: &str) -> Play {
+        // No process has such a PID.
+        let cast = format!(r#"{{"cast": {{"{name}": {{"pid": 4194305, "start_ticks": 1, "held": {{}}}}}}, "bytes": {{}}}}"#);
+        let report: Report = serde_json::from_str(&cast).unwrap();
+        Play::of(report).unwrap()
+    }
+
+    fn claim(holders: &str, confidence: &str) -> Look {
+        told(&format!(
+            r#"{{"cause": "no_holder", "confidence": "{confidence}", "holders": [{holders}], "summary": "", "evidence": [], "remedy": []}}"#
+        ))
+    }
+
+    #[test]
+    fn what_nobody_holds_is_not_an_mps_daemons_own() {
+        let play = play("daemon");
+        let judge = Judge { play: &play, place: Place::Gpu, warmth: Warmth::Cold };
+        let daemon = r#"{"pid": 4194305, "state": "S", "via": "opened", "descriptors": []}"#;
+        assert!(judge.holdings(&[], &claim(daemon, "exact").explanation).is_empty());
+        assert_eq!(judge.holdings(&[], &claim("", "exact").explanation).len(), 1);
+    }
+
+    #[test]
+    fn the_living_are_no_zombies() {
+        let scenario: Scenario = toml::from_str("claim = \"\"\nplaces = []\n[[zombies]]\nwho = \"dead\"\nparent = \"dead\"\nused_gpu = false").unwrap();
+        let mut look = claim("", "exact");
+        let zombie = r#"[{"pid": 4194305, "comm": "", "used_gpu": false, "parent": {"pid": 4194305, "state": "S"}}]"#;
+        look.explanation.zombies = serde_json::from_str(zombie).unwrap();
+        for (name, differences) in [("dead", 0), ("child", 2)] {
+            let play = play(name);
+            let judge = Judge { play: &play, place: Place::StandIn, warmth: Warmth::Cold };
+            let wrong = judge.zombies(&scenario, &look.explanation);
+            assert_eq!(wrong.len(), differences, "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn only_who_is_sure_misleads() {
+        let wrong = [differs(Part::Cause, "")];
+        assert!(misleads(&claim("", "exact"), &wrong));
+        assert!(!misleads(&claim("", "inferred"), &wrong));
+        assert!(!misleads(&claim("", "exact"), &[differs(Part::Holders, "")]));
     }
 }

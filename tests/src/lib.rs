@@ -34,6 +34,8 @@ const RECORDING_LAG: Duration = Duration::from_secs(20);
 /// The recorder flushes every second.
 const FLUSHED: Duration = Duration::from_millis(1_300);
 const POLL: Duration = Duration::from_millis(100);
+/// Whoever is sure of something after this has had all events of the play.
+const SETTLED: Duration = Duration::from_secs(3);
 /// On a loaded machine, a driver may take this long to give everything back.
 const FREED: Duration = Duration::from_secs(30);
 
@@ -98,8 +100,8 @@ pub fn check(scenario: &Scenario, place: Place, also: Also) -> io::Result<Outcom
     if scenario.remedied {
         // With history where it knows better.
         let causes = |look: &Look| look.explanation.holdings.iter().map(|holding| holding.cause).collect::<Vec<_>>();
-        let mut tried = remedy::apply(&play, if causes(&cold) == causes(&warm) { &cold } else { &warm })?;
-        if place == Place::Gpu && tried.wrong.is_empty() {
+        let mut tried = remedy::apply(scenario, &play, place, if causes(&cold) == causes(&warm) { &cold } else { &warm })?;
+        if tried.wrong.is_empty() {
             tried.wrong.extend(host.until_free(FREED)?);
         }
         outcome.remedy = Some(tried);
@@ -115,11 +117,13 @@ pub fn check(scenario: &Scenario, place: Place, also: Also) -> io::Result<Outcom
 fn until_right(place: Place, look: impl Fn() -> io::Result<Look>, compare: &dyn Fn(&Look, Warmth) -> Vec<Difference>) -> io::Result<(Look, Vec<Difference>)> {
     // Under software emulation everything takes longer.
     let lag = if place == Place::Driver { RECORDING_LAG * 2 } else { RECORDING_LAG };
-    let deadline = Instant::now() + lag;
+    let (began, deadline) = (Instant::now(), Instant::now() + lag);
     loop {
+        let settled = began.elapsed() > SETTLED;
         let look = look()?;
         let wrong = compare(&look, Warmth::Warm);
-        if wrong.is_empty() || Instant::now() > deadline {
+        // Not right yet is right; being sure of what is wrong never is.
+        if wrong.is_empty() || Instant::now() > deadline || (settled && judge::misleads(&look, &wrong)) {
             return Ok((look, wrong));
         }
         std::thread::sleep(POLL);

@@ -174,3 +174,14 @@ fn said_until(stderr: Option<impl Read>, mark: &str, tell: &mpsc::Sender<Result<
     }
     let _ = tell.send(Err(said));
 }
+
+/// A look that says one thing only: a holding, as JSON.
+#[cfg(test)]
+pub(crate) fn told(holding: &str) -> Look {
+    let json = format!(
+        r#"{{"schema": "", "taken_at": "", "host": {}, "covers": {}, "gpus": [], "holdings": [{holding}], "zombies": [], "limits": []}}"#,
+        serde_json::to_string(&outlive::explanation::HostPart::default()).unwrap(),
+        serde_json::to_string(&outlive::explanation::Covers::default()).unwrap(),
+    );
+    Look { explanation: serde_json::from_str(&json).unwrap(), exit_code: Some(3), took: Duration::ZERO }
+}

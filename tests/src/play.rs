@@ -79,6 +79,12 @@ impl Play {
         Ok(play)
     }
 
+    /// A report without a stage.
+    #[cfg(test)]
+    pub(crate) fn of(report: Report) -> io::Result<Play> {
+        Ok(Play { report, stage: std::process::Command::new("true").spawn()? })
+    }
+
     /// Somebody's name.
     #[must_use]
     pub fn name(&self, pid: u32) -> Option<&str> {

@@ -1,15 +1,30 @@
 //! Roles of processes that look as if they held GPU memory and do not.
 
 use std::fs::OpenOptions;
+use std::hint;
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
+use std::thread;
 
 use crate::actor::Actor;
 use crate::devices::Device;
+use crate::sys;
 
 /// Forks a child that exits, and never waits for it.
 pub(crate) fn never_waits(actor: &mut Actor) -> io::Result<()> {
     actor.fork("zombie", |child| child.ready())?;
+    actor.wait()
+}
+
+/// Keeps the first processor busy.
+pub(crate) fn computes(actor: &mut Actor) -> io::Result<()> {
+    thread::spawn(|| {
+        if sys::pin(0).is_ok() {
+            loop {
+                hint::spin_loop();
+            }
+        }
+    });
     actor.wait()
 }
 

@@ -82,7 +82,7 @@ impl Proc {
         let cgroup = paths.shown().map(str::to_owned);
         let mut info = ProcessInfo {
             id,
-            cmdline: self.cmdline(id.tgid(), threads.iter().any(|task| may_hold_locks(task))),
+            cmdline: self.cmdline(id.tgid(), may_be_stuck(threads)),
             container: [&paths.unified, &paths.pids, &paths.freezer]
                 .into_iter()
                 .flatten()
@@ -104,10 +104,10 @@ impl Proc {
     }
 
     /// Arguments joined by spaces. The process can write anything there. Reading them takes the lock of its memory map, which
-    /// a thread that is `stuck` may hold for ever.
-    fn cmdline(&self, pid: u32, stuck: bool) -> Option<String> {
+    /// a thread may hold for ever: `guarded` when one may.
+    fn cmdline(&self, pid: u32, guarded: bool) -> Option<String> {
         let path = format!("proc/{pid}/cmdline");
-        let mut bytes = if stuck { guard::bytes(self.root.join(path), TEXT_MAX) } else { self.bytes(path) }?;
+        let mut bytes = if guarded { guard::bytes(self.root.join(path), TEXT_MAX) } else { self.bytes(path) }?;
         bytes.truncate(TEXT_MAX);
         while bytes.last() == Some(&0) {
             bytes.pop();
@@ -171,9 +171,11 @@ impl Proc {
     }
 }
 
-/// It may sit on the lock of its memory map: it sleeps where no signal reaches it, or is on its way out.
-const fn may_hold_locks(task: &TaskLine) -> bool {
-    task.exit_state == 0 && (uninterruptible(task) || task.flags & PF_EXITING != 0)
+/// A thread of it may sit on the lock of its memory map: one that no scan tells of, or that does anything but sleep as a signal can
+/// end it. Running ones too: `uvm_spin_loop` under munmap(2) spins with that lock.
+fn may_be_stuck(threads: &[&TaskLine]) -> bool {
+    let rests = |task: &&TaskLine| matches!(letter(task), "S" | "T" | "t") && task.flags & PF_EXITING == 0;
+    threads.is_empty() || threads.iter().any(|task| task.exit_state == 0 && !rests(task))
 }
 
 /// The leader, or any thread when the scan did not see it.

@@ -2,13 +2,15 @@
 //!
 //! Always true: only threads that are exiting, killed, in uninterruptible sleep, or perhaps in the way of such a one are read.
 //! A running thread has no stack to read: the kernel unwinds only what is not on a CPU (`__unwind_start`,
-//! arch/x86/kernel/unwind_orc.c), so it is asked several times, and its CPU time says the rest.
+//! arch/x86/kernel/unwind_orc.c), so it is asked several times, and its CPU time says the rest. What the thread itself may keep from
+//! being read is read under guard.
 
 use super::process::{PF_EXITING, letter, uninterruptible};
-use super::{Proc, bounded};
-use crate::event::{KernelThread, ProcessState, StuckThread};
+use super::{FILE_MAX, Proc, bounded, guard};
+use crate::event::{KernelThread, Mount, ProcessId, ProcessState, StuckThread};
 use crate::snapshot::TaskLine;
 use crate::stack::{self, Wait};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// Kernel stack frames that are kept.
@@ -23,6 +25,8 @@ const TRY_AGAIN: Duration = Duration::from_millis(1);
 const PATIENT_MAX: usize = 4;
 /// Running threads that are read to find who holds a lock.
 const SUSPECTS_MAX: usize = 64;
+/// Descriptors and kinds of wait for which mounts are searched.
+const MOUNTS_SOUGHT_MAX: usize = 8;
 /// Kernel threads that are read.
 const KERNEL_THREADS_MAX: usize = 512;
 /// Of these, those inside the driver that are kept.
@@ -66,6 +70,20 @@ const CALLS: &[(libc::c_long, &str)] = &[
 /// So many of them take a descriptor that is still open.
 const CALLS_WITH_FD: usize = 17;
 
+/// What the threads that are read in one go share.
+struct Shared {
+    /// Running threads that may still be asked more than once.
+    patient: usize,
+    /// The mounts that were found, by process and what was asked: searching them reads every descriptor of the process.
+    mounts: BTreeMap<(u32, Option<i32>, Wait), Vec<Mount>>,
+}
+
+impl Shared {
+    const fn new(patient: usize) -> Shared {
+        Shared { patient, mounts: BTreeMap::new() }
+    }
+}
+
 impl Proc {
     /// Threads that are exiting, in uninterruptible sleep, or still there although SIGKILL is pending: the kernel
     /// marks SIGKILL as pending for every thread (complete_signal, kernel/signal.c). Those asleep first, then those running.
@@ -78,19 +96,22 @@ impl Proc {
             _ => 2,
         };
         tasks.sort_by_key(|task| (rank(task), task.tid));
-        let mut patient = PATIENT_MAX;
-        tasks.into_iter().take(STUCK_MAX).map(|task| self.thread(pid, task, &mut patient)).collect()
+        let mut shared = Shared::new(PATIENT_MAX);
+        tasks.into_iter().take(STUCK_MAX).map(|task| self.thread(pid, task, &mut shared)).collect()
     }
 
-    fn thread(&self, pid: u32, task: &TaskLine, patient: &mut usize) -> StuckThread {
+    fn thread(&self, pid: u32, task: &TaskLine, shared: &mut Shared) -> StuckThread {
         let tid = task.tid;
         let running = letter(task) == "R";
-        let mut frames = self.stack(pid, tid);
-        if running && frames.is_empty() && *patient > 0 {
-            *patient -= 1;
+        let stack = self.stack(pid, task);
+        // What keeps its stack from being read keeps its call too.
+        let answers = stack.is_some();
+        let mut frames = stack.unwrap_or_default();
+        if running && frames.is_empty() && answers && shared.patient > 0 {
+            shared.patient -= 1;
             for _ in 1..TRIES {
                 std::thread::sleep(TRY_AGAIN);
-                frames = self.stack(pid, tid);
+                frames = self.stack(pid, task).unwrap_or_default();
                 if !frames.is_empty() {
                     break;
                 }
@@ -99,7 +120,8 @@ impl Proc {
         let exiting = task.flags & PF_EXITING != 0;
         let wchan = if frames.is_empty() { self.wchan(pid, tid) } else { None };
         // Of an exiting thread the number of its last call says nothing of where it is.
-        let (syscall, fd) = match self.syscall(pid, tid) {
+        let asked = if answers && !exiting { self.syscall(pid, task) } else { (None, None) };
+        let (syscall, fd) = match asked {
             _ if exiting => (None, None),
             // /proc says "running" of a running thread; its saved registers say more.
             (None, _) if running && task.ioctl.is_some() => (Some("ioctl".to_owned()), task.ioctl),
@@ -107,7 +129,7 @@ impl Proc {
         };
         let named = wchan.clone().into_iter().collect::<Vec<_>>();
         let waits = stack::wait(if frames.is_empty() { &named } else { &frames }).map(|(wait, _)| wait);
-        let mounts = waits.filter(|wait| wait.is_files()).map(|wait| self.mounts(pid, tid, fd, wait));
+        let mounts = waits.filter(|wait| wait.is_files()).map(|wait| self.mounts_once(pid, tid, fd, wait, shared));
         StuckThread {
             tid,
             comm: Some(bounded(&task.comm, COMM_MAX).to_owned()).filter(|comm| !comm.is_empty()),
@@ -124,6 +146,19 @@ impl Proc {
         }
     }
 
+    /// The mounts that a thread may wait for, searched once for all threads of its process that wait alike.
+    fn mounts_once(&self, pid: u32, tid: u32, fd: Option<i32>, wait: Wait, shared: &mut Shared) -> Vec<Mount> {
+        if let Some(known) = shared.mounts.get(&(pid, fd, wait)) {
+            return known.clone();
+        }
+        if shared.mounts.len() >= MOUNTS_SOUGHT_MAX {
+            return Vec::new();
+        }
+        let found = self.mounts(pid, tid, fd, wait);
+        shared.mounts.insert((pid, fd, wait), found.clone());
+        found
+    }
+
     /// Where a thread waits for a lock of the driver, the one that has it may be running inside the driver: such threads of the
     /// processes in `states` are added.
     pub(super) fn add_lock_holders(&self, tasks: &[TaskLine], states: &mut [ProcessState]) {
@@ -131,14 +166,14 @@ impl Proc {
         if !states.iter().flat_map(|state| &state.stuck).any(waits) {
             return;
         }
-        let mut patient = PATIENT_MAX;
+        let known: BTreeMap<ProcessId, usize> = states.iter().enumerate().map(|(at, state)| (state.id, at)).collect();
         let running = tasks.iter().filter(|task| task.exit_state == 0 && letter(task) == "R");
-        for task in running.take(SUSPECTS_MAX) {
-            let Some(state) = states.iter_mut().find(|state| state.id == task.id) else { continue };
-            if state.stuck.iter().any(|known| known.tid == task.tid) {
-                continue;
-            }
-            let thread = self.thread(task.id.tgid(), task, &mut patient);
+        // Only then the limit: a busy host runs hundreds of threads that have nothing to do with the driver.
+        let suspects = running.filter_map(|task| known.get(&task.id).map(|at| (task, *at)));
+        let mut shared = Shared::new(PATIENT_MAX);
+        for (task, at) in suspects.take(SUSPECTS_MAX) {
+            let Some(state) = states.get_mut(at).filter(|state| state.stuck.iter().all(|known| known.tid != task.tid)) else { continue };
+            let thread = self.thread(task.id.tgid(), task, &mut shared);
             if stack::is_in_driver(&thread.stack) {
                 state.stuck.push(thread);
             }
@@ -156,11 +191,11 @@ impl Proc {
             task.exit_state == 0 && (kernels || ending)
         };
         // Any kernel thread may be running for reasons of its own: only the driver's are asked again.
-        let (mut patient, mut hasty) = (PATIENT_MAX, 0);
+        let (mut patient, mut hasty) = (Shared::new(PATIENT_MAX), Shared::new(0));
         let mut found = Vec::new();
         for task in tasks.iter().filter(worth).take(KERNEL_THREADS_MAX) {
-            let patient = if named(&task.comm) { &mut patient } else { &mut hasty };
-            let thread = self.thread(task.id.tgid(), task, patient);
+            let shared = if named(&task.comm) { &mut patient } else { &mut hasty };
+            let thread = self.thread(task.id.tgid(), task, shared);
             if !stack::is_idle(&thread.stack) && stack::is_in_driver(&thread.stack) && found.len() < KERNEL_THREADS_KEPT {
                 found.push(KernelThread { id: task.id, comm: bounded(&task.comm, COMM_MAX).to_owned(), thread });
             }
@@ -168,10 +203,24 @@ impl Proc {
         found
     }
 
-    /// Kernel stack of a thread, innermost frame first; empty when it may not be read or the thread is running.
-    fn stack(&self, pid: u32, tid: u32) -> Vec<String> {
-        let text = self.text(format!("proc/{pid}/task/{tid}/stack")).unwrap_or_default();
-        text.lines().map(frame).filter(|frame| !frame.is_empty()).take(FRAMES_MAX).collect()
+    /// A file of a thread that takes `exec_update_lock`; empty when it may not be read, `None` when it does not answer.
+    ///
+    /// Who executes a program holds that lock, possibly for ever; the threads of its process are gone by then (`de_thread`, fs/exec.c). So
+    /// it is not one that exits, nor one of the kernel's.
+    fn of_thread(&self, pid: u32, task: &TaskLine, file: &str) -> Option<String> {
+        let path = format!("proc/{pid}/task/{}/{file}", task.tid);
+        if task.flags & (PF_EXITING | PF_KTHREAD) != 0 {
+            return Some(self.text(path).unwrap_or_default());
+        }
+        let bytes = guard::read(self.root.join(path), FILE_MAX).ok()?.unwrap_or_default();
+        Some(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    /// Kernel stack of a thread, innermost frame first; empty when it may not be read or the thread is running, `None` when it
+    /// does not answer.
+    fn stack(&self, pid: u32, task: &TaskLine) -> Option<Vec<String>> {
+        let text = self.of_thread(pid, task, "stack")?;
+        Some(text.lines().map(frame).filter(|frame| !frame.is_empty()).take(FRAMES_MAX).collect())
     }
 
     /// "0" when it does not sleep.
@@ -181,8 +230,8 @@ impl Proc {
     }
 
     /// The call's name and its descriptor: "16 0x5 ...", "running", "-1 ..." outside of any.
-    fn syscall(&self, pid: u32, tid: u32) -> (Option<String>, Option<i32>) {
-        let line = self.line(format!("proc/{pid}/task/{tid}/syscall")).unwrap_or_default();
+    fn syscall(&self, pid: u32, task: &TaskLine) -> (Option<String>, Option<i32>) {
+        let line = self.of_thread(pid, task, "syscall").unwrap_or_default();
         let mut words = line.split_ascii_whitespace();
         let Some(number) = words.next().and_then(|word| word.parse::<libc::c_long>().ok()).filter(|number| *number >= 0) else {
             return (None, None);

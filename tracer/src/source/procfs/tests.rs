@@ -474,6 +474,74 @@ fn a_running_thread_that_may_hold_the_drivers_lock_is_read_too() {
     assert_eq!(states[0].stuck, [], "nobody waits for it");
 }
 
+/// Puts a file there whose read never returns; false where that cannot be made.
+fn hangs(root: &Path, path: &str) -> bool {
+    let path = root.join(path);
+    let _ = std::fs::remove_file(&path);
+    guard::endless(&path)
+}
+
+/// Runs on a thread, which a read that hangs hangs alone.
+fn in_time<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    let (send, receive) = std::sync::mpsc::channel();
+    std::thread::spawn(move || send.send(work()));
+    receive.recv_timeout(std::time::Duration::from_secs(20)).expect("it hangs")
+}
+
+#[test]
+fn a_thread_that_may_hold_the_lock_of_the_memory_map_does_not_hang_us() {
+    let folder = tree();
+    let root = folder.path().to_owned();
+    if !hangs(&root, "proc/40/cmdline") {
+        return;
+    }
+    let spins = TaskLine { state: 0, ..task(41) };
+    let (infos, states) = in_time(move || describe(&root, &[task(40), spins]));
+    assert_eq!((infos.len(), states.len()), (1, 1));
+    assert_eq!(infos[0].cmdline, None);
+    // A recording asks of a process of which no scan has told yet.
+    let root = folder.path().to_owned();
+    assert_eq!(in_time(move || Proc::new(root).process(OWNER)).expect("it is there").cmdline, None);
+}
+
+#[test]
+fn a_thread_that_executes_a_program_and_is_stuck_does_not_hang_us() {
+    let folder = tree();
+    let root = folder.path().to_owned();
+    if !["stack", "syscall"].iter().all(|file| hangs(&root, &format!("proc/40/task/41/{file}"))) {
+        return;
+    }
+    put(&root, "proc/40/task/41/wchan", "uvm_spin_loop");
+    let stuck = TaskLine { state: 2, ..task(41) };
+    let (_, states) = in_time(move || describe(&root, &[task(40), stuck]));
+    assert_eq!(states[0].stuck.iter().map(|t| (t.tid, t.wchan.as_deref())).collect::<Vec<_>>(), [(41, Some("uvm_spin_loop"))]);
+}
+
+#[test]
+fn a_lock_holder_is_found_among_any_number_of_running_strangers() {
+    let folder = tree();
+    put(folder.path(), "proc/40/task/40/stack", "[<0>] down_write+0x1/0x2\n[<0>] os_acquire_rwlock_write+0x1/0x2 [nvidia]\n");
+    let stranger = |pid| TaskLine { id: ProcessId(pid, 1), tid: pid, state: 0, ..task(pid) };
+    let mut tasks: Vec<TaskLine> = (100..300).map(stranger).collect();
+    tasks.extend([TaskLine { state: 2, ..task(40) }, TaskLine { state: 0, ..task(41) }]);
+    let (_, states) = describe(folder.path(), &tasks);
+    assert_eq!(states[0].stuck.iter().map(|t| t.tid).collect::<Vec<_>>(), [40, 41]);
+}
+
+#[test]
+fn mounts_are_searched_once_for_all_threads_that_wait_alike() {
+    let folder = tree();
+    let waits = "[<0>] request_wait_answer+0x1/0x2 [fuse]\n[<0>] fuse_simple_request+0x1/0x2 [fuse]\n";
+    for tid in [41, 42] {
+        put(folder.path(), &format!("proc/40/task/{tid}/stack"), waits);
+    }
+    put(folder.path(), "proc/40/task/41/mountinfo", "36 22 0:47 / /mnt/data rw - fuse.rclone remote: rw\n");
+    put(folder.path(), "proc/40/task/42/mountinfo", "37 22 0:48 / /mnt/other rw - fuse.sshfs host: rw\n");
+    let (_, states) = describe(folder.path(), &[task(40), TaskLine { state: 2, ..task(41) }, TaskLine { state: 2, ..task(42) }]);
+    let points: Vec<_> = states[0].stuck.iter().map(|t| t.mounts.iter().map(|m| m.point.as_str()).collect::<Vec<_>>()).collect();
+    assert_eq!(points, [["/mnt/data"], ["/mnt/data"]]);
+}
+
 #[test]
 fn kernel_threads_are_those_that_do_something_inside_the_driver() {
     let folder = tree();
