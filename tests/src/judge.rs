@@ -93,6 +93,23 @@ fn exit_codes(expected: &[Memory]) -> BTreeSet<i32> {
     codes
 }
 
+/// What looks with the histories of several recordings say differently of one moment.
+#[must_use]
+pub fn disagreement(looks: &[Look]) -> Option<String> {
+    let verdicts: Vec<BTreeSet<String>> = looks.iter().map(|look| look.explanation.holdings.iter().map(verdict).collect()).collect();
+    let (first, rest) = verdicts.split_first()?;
+    let other = rest.iter().find(|other| *other != first)?;
+    let only = |a: &BTreeSet<String>, b: &BTreeSet<String>| a.difference(b).cloned().collect::<Vec<_>>().join("; ");
+    Some(format!("recordings disagree: [{}] and [{}]", only(first, other), only(other, first)))
+}
+
+/// What a holding concludes: cause, confidence, owner, who holds and how.
+fn verdict(holding: &Holding) -> String {
+    let owner = holding.owner.as_ref().map(|owner| owner.pid);
+    let holders: BTreeSet<(u32, String)> = holding.holders.iter().map(|holder| (holder.pid, format!("{:?}", holder.via))).collect();
+    format!("{:?} {:?} of {owner:?}, held by {holders:?}", holding.cause, holding.confidence)
+}
+
 /// One comparison.
 struct Judge<'a> {
     play: &'a Play,

@@ -54,17 +54,19 @@ pub fn check(scenario: &Scenario, place: Place, also: Also) -> io::Result<Outcom
     let host = Host::take(place)?;
     let began = Instant::now();
     let mut outcome = Outcome::new(scenario, place);
-    let mut recorder = if scenario.late { None } else { Some(Recorder::start(&host)?) };
-    let frozen = if scenario.overrun { recorder.as_ref().map(Recorder::freeze).transpose()? } else { None };
+    let start = || -> io::Result<Vec<Watch>> { ways(place).iter().map(|way| Watch::start(&host, way)).collect() };
+    let mut watches = if scenario.late { None } else { Some(start()?) };
+    let freeze = |watches: &Vec<Watch>| watches.iter().map(|watch| watch.recorder.freeze()).collect::<io::Result<Vec<_>>>();
+    let frozen = if scenario.overrun { watches.as_ref().map(freeze).transpose()? } else { None };
     let play = Play::start(&host, &scenario.name)?;
     drop(frozen);
     if let Some(why) = &play.report.skipped {
         outcome.skipped = Some(why.clone());
         return Ok(outcome);
     }
-    let recorder = match recorder.take() {
-        Some(recorder) => recorder,
-        None => Recorder::start(&host)?,
+    let watches = match watches.take() {
+        Some(watches) => watches,
+        None => start()?,
     };
     outcome.cast(&play);
     outcome.wrong.extend(play.contradictions()?);
@@ -73,30 +75,49 @@ pub fn check(scenario: &Scenario, place: Place, also: Also) -> io::Result<Outcom
 
     let cold = look::live(&host, None)?;
     outcome.looks.insert("cold".to_owned(), Told::new(&cold, compare(&cold, Warmth::Cold)));
-    let warm = if scenario.brief {
-        let warm = look::live(&host, Some(recorder.trace()))?;
-        outcome.looks.insert("warm".to_owned(), Told::new(&warm, compare(&warm, Warmth::Warm)));
+    let mut seen = Vec::new();
+    let mut note = |name: &str, watch: &Watch, look: &Look, wrong| outcome.looks.insert(format!("{name}{}", watch.suffix), Told::new(look, wrong));
+    if place == Place::Gpu && !scenario.brief {
         std::thread::sleep(FLUSHED.saturating_sub(acted.elapsed()));
-        let offline = look::offline(&host, recorder.trace())?;
-        outcome.looks.insert("offline".to_owned(), Told::new(&offline, compare(&offline, Warmth::Warm)));
-        warm
-    } else {
-        if place == Place::Gpu {
-            std::thread::sleep(FLUSHED.saturating_sub(acted.elapsed()));
-        } else if !scenario.quiet {
-            let (told, wrong) = until_right(place, || look::offline(&host, recorder.trace()), &compare)?;
-            outcome.looks.insert("recording".to_owned(), Told::new(&told, wrong));
+    } else if !scenario.brief && !scenario.quiet {
+        for watch in &watches {
+            let (told, wrong) = until_right(place, || look::offline(&host, watch.recorder.trace()), &compare)?;
+            note("recording", watch, &told, wrong);
         }
-        let (warm, wrong) = until_right(place, || look::live(&host, Some(recorder.trace())), &compare)?;
-        outcome.looks.insert("warm".to_owned(), Told::new(&warm, wrong));
-        if also.rivals {
-            outcome.rivals = rivals::ask(&host, scenario, &play, &outcome)?;
+    }
+    for watch in &watches {
+        let warm = || look::live(&host, Some(watch.recorder.trace()));
+        let (warm, wrong) = if scenario.brief {
+            let warm = warm()?;
+            let wrong = compare(&warm, Warmth::Warm);
+            (warm, wrong)
+        } else {
+            until_right(place, warm, &compare)?
+        };
+        note("warm", watch, &warm, wrong);
+        seen.push(warm);
+    }
+    if scenario.brief {
+        std::thread::sleep(FLUSHED.saturating_sub(acted.elapsed()));
+        for watch in &watches {
+            let offline = look::offline(&host, watch.recorder.trace())?;
+            note("offline", watch, &offline, compare(&offline, Warmth::Warm));
         }
-        let stopped = recorder.stop()?;
-        let last = look::offline(&host, &stopped)?;
-        outcome.looks.insert("offline".to_owned(), Told::new(&last, compare(&last, Warmth::Warm)));
-        warm
-    };
+    }
+    if also.rivals && !scenario.brief {
+        outcome.rivals = rivals::ask(&host, scenario, &play, &outcome)?;
+    }
+    for watch in watches {
+        let stopped = watch.recorder.stop()?;
+        if !scenario.brief {
+            let last = look::offline(&host, &stopped)?;
+            outcome.looks.insert(format!("offline{}", watch.suffix), Told::new(&last, compare(&last, Warmth::Warm)));
+        }
+    }
+    if !scenario.brief {
+        outcome.wrong.extend(judge::disagreement(&seen));
+    }
+    let warm = seen.swap_remove(0);
     if scenario.remedied {
         // With history where it knows better.
         let causes = |look: &Look| look.explanation.holdings.iter().map(|holding| holding.cause).collect::<Vec<_>>();
@@ -111,6 +132,27 @@ pub fn check(scenario: &Scenario, place: Place, also: Also) -> io::Result<Outcom
     outcome.wrong.extend(host.until_free(FREED)?.map(|left| format!("after the play: {left}")));
     outcome.seconds = began.elapsed().as_secs_f64();
     Ok(outcome)
+}
+
+/// Hooks to record with, and what is added to a look's name. Where there is a choice both ways watch the same play.
+const fn ways(place: Place) -> &'static [(&'static str, &'static str)] {
+    match place {
+        Place::Driver => &[("driver", ""), ("syscall", " (syscall hooks)")],
+        Place::StandIn | Place::Gpu => &[("auto", "")],
+    }
+}
+
+/// A recorder that watches a play.
+struct Watch {
+    recorder: Recorder,
+    /// Of its looks' names.
+    suffix: &'static str,
+}
+
+impl Watch {
+    fn start(host: &Host, (hooks, suffix): &(&'static str, &'static str)) -> io::Result<Watch> {
+        Ok(Watch { recorder: Recorder::start(host, hooks)?, suffix })
+    }
 }
 
 /// Looks again until the truth is told or the deadline is over: a recording lags, and nothing is called stuck at once.

@@ -95,15 +95,15 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Starts it and waits until it is attached.
+    /// Starts it with these hooks ("auto", "driver", "syscall") and waits until it is attached.
     ///
     /// # Errors
     /// When it fails to start.
-    pub fn start(host: &Host) -> io::Result<Recorder> {
-        let trace = host.path("trace.jsonl.zst");
+    pub fn start(host: &Host, hooks: &str) -> io::Result<Recorder> {
+        let trace = host.path(&format!("{hooks}.jsonl.zst"));
         let mut command = host.outlive("record");
         // Should the test be killed, the recorder still ends.
-        command.args(["--duration", "300s"]);
+        command.args(["--hooks", hooks, "--duration", "300s"]);
         command.arg("--output").arg(&trace).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         let mut child = command.spawn()?;
         let stderr = child.stderr.take();

@@ -34,6 +34,8 @@ const CLOCK_STEP_NS: u64 = 50_000_000;
 const ROTATE_AGAIN_NS: u64 = 60_000_000_000;
 /// After a scan of more threads than this, its memory is given back at once.
 const LARGE_SCAN: usize = 4_096;
+/// After so many events at once some may have been lost.
+const STORM: usize = 8_192;
 /// Events that the buffer keeps room for.
 const BUFFER_KEPT: usize = 1_024;
 
@@ -141,10 +143,7 @@ impl Recorder {
     /// What is due once a second: losses, the wall clock, the kernel log, NVML's silence, the file. What fails is reported
     /// and survived.
     pub fn tick(&mut self) {
-        for event in self.kernel.lost() {
-            self.scan.want(event.at);
-            self.take(event);
-        }
+        self.take_losses();
         for event in self.kernel.follow_driver() {
             self.scan.want(event.at);
             self.take(event);
@@ -167,6 +166,13 @@ impl Recorder {
         self.report_writing(written);
         if self.writer.wants_rotation() && sys::boottime_ns() >= self.rotate_at {
             self.rotate();
+        }
+    }
+
+    fn take_losses(&mut self) {
+        for event in self.kernel.lost() {
+            self.scan.want(event.at);
+            self.take(event);
         }
     }
 
@@ -255,8 +261,13 @@ impl Recorder {
             }
         }
         // A storm fills megabytes; rest needs none of them.
+        let storm = events.capacity() > STORM;
         events.shrink_to(BUFFER_KEPT);
         self.buffer = events;
+        if storm {
+            // What was lost happened just behind what was there.
+            self.take_losses();
+        }
         some
     }
 

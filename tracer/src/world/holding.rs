@@ -28,6 +28,7 @@ impl World {
         if hold.via == Some(Via::Opened) {
             self.retire_reused(hold.since.unwrap_or(at), hold);
         }
+        self.retire_strange(at, hold);
         let file = self.files.entry(hold.file).or_insert_with(|| Box::new(new_file(at, hold.file, hold.dev)));
         learn(file, at, hold);
         let from = hold.from.or_else(|| match hold.via {
@@ -48,6 +49,14 @@ impl World {
     fn tell_books(&mut self, at: BootNs, hold: &Hold) {
         let files = &self.files;
         self.books.holds(at, hold.file, hold.pins, &|token| files.contains_key(&token));
+    }
+
+    /// A description keeps its opener's credentials for life: with others it is another one at the same address, whose open was missed.
+    fn retire_strange(&mut self, at: BootNs, hold: &Hold) {
+        let known = self.files.get(&hold.file).and_then(|file| file.cred);
+        if known.zip(hold.cred).is_some_and(|(known, now)| known != now) {
+            self.forget_file(at, hold.file);
+        }
     }
 
     /// An open of a token that is already known: the old description must have been released unseen, unless the

@@ -308,3 +308,19 @@ fn a_zombie_whose_parent_died_is_collected_by_whoever_adopted_it() {
     let reaped = world.process(trainer).and_then(|process| process.exit.reaped.clone());
     assert_eq!(reaped.map(|(_, by, _)| by), Some(init));
 }
+
+#[test]
+fn an_address_with_other_credentials_is_another_description() {
+    let mut story = Story::warm();
+    let (trainer, other) = (story.process(574, "python3"), story.process(600, "serve"));
+    let first = story.opens(trainer, CTL);
+    // Its close and the other's open were lost.
+    let first = Hold { cred: Some(5), ..first };
+    story.found(&first);
+    let second = Hold { id: other, via: None, opener: None, since: None, cred: Some(6), ..first.clone() };
+    story.found(&second);
+    let world = story.world();
+    let file = world.file(first.file).unwrap();
+    assert_eq!(file.opener.map(|(id, _)| id), None, "{file:#?}");
+    assert!(!file.is_held_by(trainer));
+}
