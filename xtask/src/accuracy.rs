@@ -23,8 +23,7 @@ const PLACES: [&str; 4] = ["here", "guest-6.1", "guest-6.12", "h200"];
 /// # Errors
 /// When something cannot be built or played, or when outlive is wrong about a scenario.
 pub(crate) fn accuracy(only: &[String], at: &[String], add: &[PathBuf]) -> Result<()> {
-    run(Command::new("cargo").args(["build", "--workspace", "--bins", "--lib"]).current_dir(workspace()))?;
-    let program = workspace().join("target/debug/accuracy");
+    let program = crate::vm::optimised()?;
     let mut wrong = Vec::new();
     for file in add {
         let place = file.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();
@@ -78,9 +77,41 @@ fn play(program: &Path, only: &[String], at: &[String]) -> Result<Vec<String>> {
 }
 
 fn in_guest(kernel: &Kernel, program: &Path, only: &[String], out: &Path) -> Result<()> {
-    let play = format!("stty -F /dev/ttyS1 raw; '{}' play --with driver --rivals --out /dev/ttyS1 {} || status=1\n", program.display(), only.join(" "));
-    let play = format!("{}{play}{}", crate::driver::LOAD, crate::driver::UNLOAD);
-    crate::vm::boot(kernel, &[program.to_owned()], &play, PATIENCE, Some(out)).map(drop)
+    crate::vm::boot(kernel, &[program.to_owned()], &guest_lines(program, only, true), PATIENCE, Some(out)).map(drop)
+}
+
+/// What a guest runs to play these scenarios (all when empty), writing the outcomes to its second serial port.
+pub(crate) fn guest_lines(program: &Path, only: &[String], rivals: bool) -> String {
+    let rivals = if rivals { "--rivals" } else { "" };
+    let play = format!("stty -F /dev/ttyS1 raw; '{}' play --with driver {rivals} --out /dev/ttyS1 {} || status=1\n", program.display(), only.join(" "));
+    format!("{}{play}{}", crate::driver::LOAD, crate::driver::UNLOAD)
+}
+
+/// Prints how right outlive was in a guest: one line for each way to hook, and every complaint.
+///
+/// # Errors
+/// When the outcomes cannot be read.
+pub(crate) fn report(kernel: &str, outcomes: &Path) -> Result<()> {
+    let text = fs::read_to_string(outcomes).with_context(|| format!("cannot read {}", outcomes.display()))?;
+    let outcomes: Vec<serde_json::Value> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+    let played: Vec<_> = outcomes.iter().filter(|outcome| outcome["skipped"].is_null()).collect();
+    let looks = |outcome: &serde_json::Value, wanted: &dyn Fn(&str) -> bool| -> Vec<bool> {
+        let all = outcome["looks"].as_object().into_iter().flatten();
+        all.filter(|(name, _)| wanted(name)).map(|(_, told)| told["wrong"].as_object().is_none_or(serde_json::Map::is_empty)).collect()
+    };
+    let is_syscall = |name: &str| name.ends_with("(syscall hooks)");
+    let count = |wanted: &dyn Fn(&str) -> bool| {
+        let judged: Vec<Vec<bool>> = played.iter().map(|outcome| looks(outcome, wanted)).filter(|looks| !looks.is_empty()).collect();
+        format!("{} of {}", judged.iter().filter(|looks| looks.iter().all(|right| *right)).count(), judged.len())
+    };
+    let disagree = played.iter().filter(|outcome| outcome["wrong"].to_string().contains("recordings disagree")).count();
+    println!("guest {kernel}: {} scenarios played, {} skipped", played.len(), outcomes.len() - played.len());
+    println!("  no history       {} right", count(&|name| name == "cold"));
+    // Plays with harmless nodes have one recorder, which takes what there is: syscall hooks.
+    println!("  driver hooks     {} right (with the stand-in driver; else syscall hooks)", count(&|name| name != "cold" && !is_syscall(name)));
+    println!("  syscall hooks    {} right", count(&is_syscall));
+    println!("  both agree       in all but {disagree}");
+    Ok(())
 }
 
 /// What the guest said of each scenario, from its console.

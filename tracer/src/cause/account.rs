@@ -363,7 +363,13 @@ fn leftovers<'a>(world: &'a World, cases: &mut Vec<Case<'a>>) {
         // The living who may have it: NVML does not list them, or their memory may be managed, and nothing rules them out.
         let may = |c: &&Case<'_>| c.kind == Kind::Files && touches(c, index) && (may_be_managed(c) || c.bytes.is_none() && !is_settled(c));
         let pids: BTreeSet<u32> = match kind {
-            Kind::Leftover => cases.iter().filter(may).filter_map(|c| c.living_owner()).filter(|p| p.comm() != RECORDER).map(|p| p.id().tgid()).collect(),
+            Kind::Leftover => cases.iter()
+                .filter(may)
+                // NVML's own context, in a recorder, has no unified memory; whoever has some may have this, whatever its name.
+                .filter(|c| may_be_managed(c) || c.living_owner().is_some_and(|p| p.comm() != RECORDER))
+                .filter_map(|c| c.living_owner())
+                .map(|p| p.id().tgid())
+                .collect(),
             _ => BTreeSet::new(),
         };
         cases.push(Case {

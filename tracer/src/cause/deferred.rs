@@ -38,13 +38,20 @@ impl Deferred<'_> {
     /// It may simply be under way.
     #[must_use]
     pub fn is_young(&self, case: &Case<'_>) -> bool {
-        let ended = case.owner.and_then(|owner| owner.process).and_then(|process| process.ended_at());
-        if ended.is_some_and(|at| case.now().saturating_sub(at) < PATIENCE_NS) {
+        if self.is_recent(case) {
             return true;
         }
         let still = self.thread.thread.same_since.is_some_and(|since| case.now().saturating_sub(since) >= STUCK_NS);
-        let flat = case.gpu().is_some_and(|gpu| gpu.flat_for() >= STUCK_NS);
+        // Where nobody says how much memory there is, the thread alone must do.
+        let flat = case.gpu().is_none_or(|gpu| gpu.memory.is_none() || gpu.flat_for() >= STUCK_NS);
         !(still && flat)
+    }
+
+    /// The owner's end was seen, and not long ago.
+    #[must_use]
+    pub fn is_recent(&self, case: &Case<'_>) -> bool {
+        let ended = case.owner.and_then(|owner| owner.process).and_then(|process| process.ended_at());
+        ended.is_some_and(|at| case.now().saturating_sub(at) < PATIENCE_NS)
     }
 
     /// "2.5 GiB on GPU 0 belonged to python3 (PID 574), which ... ended; the kernel thread kworker/3:1 (PID 77) releases it in the driver".

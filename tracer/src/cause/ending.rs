@@ -51,14 +51,19 @@ pub fn of_process(process: &Process) -> Option<Ending<'_>> {
         .rev()
         .find(|r| r.sig == SIGKILL && r.delivered.is_none() && r.result != SignalResult::Ignored);
     let pending = process.state().is_some_and(|state| {
+        // A signal that a handler takes, or nobody, need not end it.
         let open = state.pending & !state.blocked;
+        let fatal = open & !state.caught & !state.ignored;
         let asleep = !state.stuck.is_empty();
-        (1..=31).any(|sig| {
-            let bit = open >> (sig - 1) & 1 == 1;
-            bit && (sig == SIGKILL || asleep && signal::asks_to_end(sig))
-        })
+        let has = |mask: u64, sig: i32| mask >> (sig - 1) & 1 == 1;
+        has(open, SIGKILL) || asleep && (1..=31).any(|sig| has(fatal, sig) && signal::asks_to_end(sig))
     });
-    let since = record.and_then(|r| r.sent).or(process.exit.leader.filter(|_| record.is_none() && !pending));
+    let asked = || process.signals.iter().rev().find(|r| r.delivered.is_none() && signal::asks_to_end(r.sig)).and_then(|r| r.sent);
+    let since = match record {
+        Some(record) => record.sent,
+        None if pending => asked(),
+        None => process.exit.leader,
+    };
     (record.is_some() || pending || is_abandoned(process)).then_some(Ending { process, exiting: false, since, stuck })
 }
 

@@ -18,7 +18,7 @@ use super::case::{Case, PATIENCE_NS};
 use super::evidence::{confidence, note};
 use super::threads::{self, By, Where};
 use super::{Note, Verdict, deferred, ending, health, remedy, way_out, words};
-use crate::event::{Mount, StuckThread};
+use crate::event::{Mount, MountBy, StuckThread};
 use crate::explanation::{Confidence, Remedy};
 use crate::stack::Wait;
 use crate::world::process::Process;
@@ -33,13 +33,9 @@ const MOUNTS_OFFERED: usize = 3;
 pub fn judge_in_driver(case: &Case<'_>) -> Option<Verdict> {
     let Some(ending) = stuck(case) else { return kernel_thread(case) };
     let (thread, found) = in_driver(case, &ending)?;
-    let (mut notes, mut blockers) = lock(case, &ending, &found);
-    // Whoever else has these files would keep the memory after that, too.
-    blockers.extend(case.others().map(|holder| holder.process).filter(|process| ending::of_process(process).is_none()));
-    blockers.sort_by_key(|process| process.id());
-    blockers.dedup_by_key(|process| process.id());
+    let (mut notes, lockers) = lock(case, &ending, &found);
     let name = format!("{} of {}", threads::name(ending.process, thread), words::process(ending.process));
-    let (steps, why_not) = way_out::steps(case, &blockers, Some(&name));
+    let (steps, why_not) = way_out::steps(case, ends(case, &lockers), Some(&name));
     notes.extend(why_not);
     if found.by != By::Stack {
         let thread = threads::name(ending.process, thread);
@@ -50,6 +46,21 @@ pub fn judge_in_driver(case: &Case<'_>) -> Option<Verdict> {
     Some(verdict(case, &ending, thread, &found, "inside the NVIDIA driver", (notes, remedies)))
 }
 
+/// Ending those who may hold the lock, and those who would keep the memory after that; neither gives anything back by itself.
+fn ends(case: &Case<'_>, lockers: &[&Process]) -> Vec<Remedy> {
+    let others: Vec<&Process> = case.others()
+        .map(|holder| holder.process)
+        .filter(|process| ending::of_process(process).is_none() && lockers.iter().all(|locker| locker.id() != process.id()))
+        .collect();
+    let of = |targets: &[&Process], why: &str| -> Vec<Remedy> {
+        let ends = remedy::end_all(case, targets);
+        ends.into_iter().map(|end| Remedy { effect: format!("{}, {why}", end.effect), frees_bytes: None, ..end }).collect()
+    };
+    let mut ends = of(lockers, "in case it is what holds the lock");
+    ends.extend(of(&others, "lest it keep these files after that"));
+    ends
+}
+
 /// Whether a thread is stuck in other kernel code.
 #[must_use]
 pub fn judge_elsewhere(case: &Case<'_>) -> Option<Verdict> {
@@ -58,6 +69,11 @@ pub fn judge_elsewhere(case: &Case<'_>) -> Option<Verdict> {
         return None;
     }
     let (thread, found) = ending.elsewhere()?;
+    // What it waits for may be held by a thread that could not be seen, or by the driver's own.
+    let clear = found.wait.is_some_and(Wait::is_outside);
+    if !clear && (ending.busy_unseen().is_some() || threads::kernel(case.world).next().is_some()) {
+        return None;
+    }
     let effect = "a signal cannot help: what the thread waits for (see its stack: FUSE, NFS, a disk) must answer or be aborted";
     let mut remedies = vec![remedy::wait(effect, case.bytes)];
     remedies.extend(abort(case, thread, &found));
@@ -72,7 +88,8 @@ fn stuck<'a>(case: &Case<'a>) -> Option<ending::Ending<'a>> {
 /// A thread in the driver; or one that is busy, of which nothing could be read, where the GPU is known to be in trouble.
 fn in_driver<'a>(case: &Case<'_>, ending: &ending::Ending<'a>) -> Option<(&'a StuckThread, Where<'a>)> {
     ending.in_driver().or_else(|| {
-        let thread = ending.busy_unseen().filter(|_| ending.elsewhere().is_none() && health::blocking(case).is_some())?;
+        let explained = ending.elsewhere().is_some_and(|(_, found)| found.wait.is_some_and(Wait::is_outside));
+        let thread = ending.busy_unseen().filter(|_| !explained && health::blocking(case).is_some())?;
         Some((thread, threads::locate(thread)))
     })
 }
@@ -96,8 +113,8 @@ fn lock<'a>(case: &Case<'a>, ending: &ending::Ending<'_>, found: &Where<'_>) -> 
         let name = threads::name(process, thread).replacen('t', "T", 1);
         let what = format!("{name} of {} is inside the driver too and may hold that lock: it {}", words::process(process), threads::seen(case.world, thread));
         notes.push(note(at, what));
-        // One that is on its way out already cannot be ended.
-        if process.id() != ending.process.id() && ending::of_process(process).is_none() {
+        // One that is on its way out already cannot be ended; one that was seen there once does its ordinary work.
+        if thread.same_since.is_some() && process.id() != ending.process.id() && ending::of_process(process).is_none() {
             blockers.push(process);
         }
     }
@@ -125,19 +142,24 @@ fn held_by(case: &Case<'_>, process: &Process, found: &Where<'_>) -> String {
 
 /// What aborts the wait for a file system, milder first.
 fn abort(case: &Case<'_>, thread: &StuckThread, found: &Where<'_>) -> Vec<Remedy> {
-    let sure = thread.mounts.len() == 1;
+    let sure = matches!(&thread.mounts[..], [mount] if mount.by == MountBy::Syscall);
     let perhaps = if sure { "" } else { ", if it is this one that the thread waits for" };
+    let ticks = case.living_owner().map_or(0, |process| process.id().start() / remedy::NS_PER_TICK);
     let pid = case.living_owner().map_or(0, |process| process.id().tgid());
     let one = |mount: &Mount| -> Vec<Remedy> {
         let place = threads::mount(mount);
         // The path of a container's mount means nothing outside of it.
-        let enter = if mount.inside { format!("nsenter -t {pid} -m ") } else { String::new() };
+        // The leader may be a zombie, which has no mounts: the thread has.
+        let enter = match mount.inside {
+            true => format!("grep -qw {ticks} /proc/{pid}/stat && nsenter -t {} -m ", thread.tid),
+            false => String::new(),
+        };
         match found.wait {
             Some(Wait::Fuse) => {
                 let frees = case.bytes.filter(|_| sure);
-                let abort = mount.abort.as_deref().and_then(quoted).map(|file| {
+                let abort = abort_file(mount).map(|file| {
                     remedy::command(
-                        format!("echo 1 > {file}"),
+                        format!("{} && echo 1 > {file}", still_mounted(mount, thread.tid)),
                         format!("aborts the FUSE connection of {place}: all its requests fail, and the exit goes on{perhaps}"),
                         frees,
                         "whoever uses this mount gets errors; what its server had not written is lost",
@@ -161,7 +183,22 @@ fn abort(case: &Case<'_>, thread: &StuckThread, found: &Where<'_>) -> Vec<Remedy
             _ => Vec::new(),
         }
     };
-    thread.mounts.iter().take(MOUNTS_OFFERED).flat_map(one).collect()
+    // Of a container's root there is nothing to take away.
+    thread.mounts.iter().filter(|mount| mount.point != "/").take(MOUNTS_OFFERED).flat_map(one).collect()
+}
+
+/// The file that aborts a mount's connection: its folder has the number of the device. What a trace says of it is somebody's word.
+fn abort_file(mount: &Mount) -> Option<String> {
+    let number = u64::from(mount.dev.0) << 20 | u64::from(mount.dev.1);
+    mount.abort.is_some().then(|| format!("/sys/fs/fuse/connections/{number}/abort"))
+}
+
+/// Whether the mount is still that one: the number of a device is used again. Nothing here asks the file system itself.
+fn still_mounted(mount: &Mount, tid: u32) -> String {
+    let who = if mount.inside { tid.to_string() } else { "self".to_owned() };
+    // The kernel writes a space with four characters. A path that would need care is left out: then the number must do.
+    let point = quoted(&mount.point).map(|_| format!(".* {} ", mount.point.replace(' ', "...."))).unwrap_or_default();
+    format!("grep -q ' {}:{} {point}' /proc/{who}/mountinfo", mount.dev.0, mount.dev.1)
 }
 
 /// A path as one word of a shell; nothing when it has characters that would need care.
@@ -209,7 +246,7 @@ fn kernel_thread(case: &Case<'_>) -> Option<Verdict> {
     let purpose = threads::purpose(&found, &deferred.thread.thread);
     let since = deferred.thread.thread.same_since.map(|since| format!(" for at least {}", words::duration(case.now().saturating_sub(since))));
     let frame = found.frame.map(|frame| format!(" ({})", threads::function(frame))).unwrap_or_default();
-    let (steps, why_not) = way_out::steps(case, &[], Some(&kernel));
+    let (steps, why_not) = way_out::steps(case, Vec::new(), Some(&kernel));
     let mut notes = vec![deferred.note(case.world)];
     notes.extend(flat(case));
     notes.extend(why_not);

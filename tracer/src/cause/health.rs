@@ -29,11 +29,14 @@ pub fn near<'a>(case: &Case<'a>) -> impl Iterator<Item = (&'a Xid, Option<Facts>
     let owner = case.owner.map(|owner| owner.id);
     let process = case.owner.and_then(|owner| owner.process);
     let (from, to) = span(process);
+    let ended = process.and_then(Process::ended_at);
     let now = case.now();
     world.host().xids.iter().filter_map(move |xid| {
         let facts = xid::of(xid.code, &xid.message);
         let here = pci.is_some_and(|pci| same_gpu(pci, &xid.pci));
-        let its = owner.is_some_and(|id| xid.pid == Some(id.tgid()) && xid.at >= id.start());
+        // After its end the number may be another process's.
+        let lived = owner.is_some_and(|id| xid.at >= id.start()) && ended.is_none_or(|ended| xid.at <= ended.saturating_add(NEAR_NS));
+        let its = lived && owner.is_some_and(|id| xid.pid == Some(id.tgid()));
         let age = now.saturating_sub(xid.at);
         let blocks = facts.is_some_and(|facts| facts.memory == Memory::Stuck);
         let is_near = match (from, to) {
@@ -55,13 +58,23 @@ fn span(process: Option<&Process>) -> (Option<BootNs>, Option<BootNs>) {
     (began.map(|at| at.saturating_sub(NEAR_NS)), process.ended_at().map(|at| at.saturating_add(NEAR_NS)))
 }
 
-/// The newest Xid near that can stop memory from being freed, unless NVML said after it that nothing is to be done: then the GPU was
-/// reset meanwhile.
+/// The newest Xid near of the case's own GPU that can stop memory from being freed, unless NVML or the driver said after it that nothing is to
+/// be done: then the GPU was reset meanwhile.
 #[must_use]
 pub fn blocking<'a>(case: &Case<'a>) -> Option<(&'a Xid, Facts)> {
-    let well = well_since(case);
-    let blocks = |(xid, facts): &(&Xid, Facts)| facts.memory == Memory::Stuck && well.is_none_or(|well| well <= xid.at);
+    let pci = case.gpu().and_then(|gpu| gpu.pci.as_deref());
+    let well = well_since(case).max(recovered(case, pci));
+    // An owner's error on another GPU says nothing of this one.
+    let here = |xid: &Xid| pci.is_none_or(|pci| same_gpu(pci, &xid.pci));
+    let blocks =
+        |(xid, facts): &(&Xid, Facts)| facts.memory == Memory::Stuck && here(xid) && well.is_none_or(|well| well <= xid.at);
     near(case).filter_map(|(xid, facts)| Some((xid, facts?))).filter(blocks).last()
+}
+
+/// When the driver last said that no recovery is asked for any more: Xid 154 "... to 0x0 (None)".
+fn recovered(case: &Case<'_>, pci: Option<&str>) -> Option<BootNs> {
+    let says = |xid: &&Xid| xid.code == 154 && xid.message.contains(" to 0x0 ") && pci.is_some_and(|pci| same_gpu(pci, &xid.pci));
+    case.world.host().xids.iter().filter(says).map(|xid| xid.at).max()
 }
 
 /// When NVML said that nothing is to be done for the GPU, where that is its last word.
@@ -199,6 +212,27 @@ mod tests {
     #[test]
     fn an_unknown_number_is_told_without_a_meaning() {
         assert_eq!(told(&inherited(&[xid(9_999, None)], &[])), ["The GPU at 0000:0b:00 reported Xid 9999: the driver's words"]);
+    }
+
+    #[test]
+    fn an_error_of_another_gpu_or_of_a_later_process_blocks_nothing_here() {
+        let blocked = |events: &[What]| {
+            let mut story = Story::warm();
+            let trainer = story.process(574, "python3");
+            story.uses_cuda(trainer);
+            story.nvml(2_560, &[(574, 2_560)]);
+            story.killed(BASH, trainer);
+            story.wait(600);
+            events.iter().for_each(|what| story.push(what.clone()));
+            story.used(2_560);
+            story.scanned();
+            story.holding().remedy.iter().all(|r| r.command.as_deref().is_none_or(|c| !c.contains("gpu-reset")))
+        };
+        let elsewhere = What::Xid { pci: "0000:0c:00".into(), code: 79, pid: Some(574), message: "GPU has fallen off the bus.".into() };
+        assert!(!blocked(&[elsewhere]), "GPU 0 can be reset");
+        assert!(blocked(&[xid(79, None)]));
+        let well = What::Xid { pci: "0000:0b:00".into(), code: 154, pid: None, message: "GPU recovery action changed from 0x2 (Reboot) to 0x0 (None)".into() };
+        assert!(!blocked(&[xid(79, None), well]), "the driver said since that nothing is to be done");
     }
 
     #[test]

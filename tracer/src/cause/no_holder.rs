@@ -33,7 +33,7 @@ pub fn judge(case: &Case<'_>) -> Option<Verdict> {
         "Ruled out: a descriptor in any of {} processes and their threads, one unread in a unix socket, one in an io_uring",
         scan.processes
     );
-    let (mut remedies, why_not) = way_out::steps(case, &[], None);
+    let (mut remedies, why_not) = way_out::steps(case, Vec::new(), None);
     let lately = is_perhaps_late(case);
     if lately {
         remedies.insert(0, remedy::wait("look again in ten seconds: a driver that frees it late needs no help", None));

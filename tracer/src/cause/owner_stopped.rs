@@ -42,9 +42,8 @@ fn frozen(process: &Process) -> Option<Found> {
     let (at, state) = process.state.as_ref().filter(|(_, state)| state.frozen)?;
     let group = process.info.cgroup.as_deref().map(words::plain).unwrap_or_default();
     let seen = note(Some(*at), format!("The cgroup of {} is frozen: {group}", words::process(process)));
-    let safe = |c: char| c.is_ascii_alphanumeric() || matches!(c, '/' | '-' | '_' | '.' | ':' | '@');
     let effect = "lets it run again; it may then use or free the memory";
-    let thaw = match state.freezer.as_deref().filter(|file| file.chars().all(safe)) {
+    let thaw = match state.freezer.as_deref().filter(|file| is_freezer(file)) {
         Some(file) => {
             let word = if file.ends_with("freezer.state") { "THAWED" } else { "0" };
             let command = format!("echo {word} > {file}   # or unpause its container");
@@ -53,6 +52,16 @@ fn frozen(process: &Process) -> Option<Found> {
         None => remedy::wait("whoever froze its cgroup thaws it (unpause its container)", None),
     };
     Some((", which is frozen with its cgroup".to_owned(), vec![seen], thaw))
+}
+
+/// A trace is somebody's word: only a file that thaws a control group may stand behind `>`.
+fn is_freezer(file: &str) -> bool {
+    let safe = |c: char| c.is_ascii_alphanumeric() || matches!(c, '/' | '-' | '_' | '.' | ':' | '@');
+    let name = file.rsplit('/').next().unwrap_or_default();
+    file.starts_with("/sys/fs/cgroup/")
+        && matches!(name, "cgroup.freeze" | "freezer.state")
+        && file.chars().all(safe)
+        && file.split('/').all(|part| part != "..")
 }
 
 fn traced(case: &Case<'_>, process: &Process) -> Option<Found> {
@@ -190,5 +199,16 @@ mod tests {
         let holding = story.holding();
         assert!(holding.summary.contains("which is frozen with its cgroup"));
         assert!(holding.remedy[0].command.as_deref().unwrap().starts_with("echo THAWED > /sys/fs/cgroup/freezer/docker/x/freezer.state"));
+    }
+
+    #[test]
+    fn a_trace_cannot_say_which_file_is_written_to() {
+        for file in ["/etc/passwd", "/sys/fs/cgroup/../../../etc/cgroup.freeze", "/sys/fs/cgroup/x/cgroup.procs", "/sys/fs/cgroup/$(x)/cgroup.freeze"] {
+            let mut story = Story::cold();
+            let trainer = trainer(&mut story);
+            story.stands(trainer, "S", |s| (s.frozen, s.freezer) = (true, Some(file.into())));
+            let holding = story.holding();
+            assert!(holding.remedy.iter().all(|r| r.command.as_deref().is_none_or(|c| !c.contains("echo"))), "{:#?}", holding.remedy);
+        }
     }
 }

@@ -12,10 +12,10 @@ use crate::world::process::Process;
 /// More processes than this are not put into one command.
 const TARGETS_MAX: usize = 256;
 
-/// Up to this many processes, each is checked in the command itself; a longer command would not be read.
+/// Up to this many processes, each has a check of its own; more are checked in a loop.
 const CHECKED_MAX: usize = 3;
 /// USER_HZ is 100 wherever NVIDIA drivers run.
-const NS_PER_TICK: u64 = 10_000_000;
+pub const NS_PER_TICK: u64 = 10_000_000;
 
 /// Only waiting helps.
 #[must_use]
@@ -67,8 +67,9 @@ pub fn kill(world: &World, signal: &str, targets: &[&Process]) -> String {
     let who: Vec<String> = targets.iter().map(|p| identity(world, p)).collect();
     let who = words::list(&who, 3);
     if targets.len() > CHECKED_MAX {
-        let pids: Vec<String> = targets.iter().map(|p| p.id().tgid().to_string()).collect();
-        return format!("kill -{signal} {}   # {who}", pids.join(" "));
+        let each: Vec<String> = targets.iter().map(|p| format!("{}:{}", p.id().tgid(), p.id().start() / NS_PER_TICK)).collect();
+        let check = "grep -qw ${p#*:} /proc/${p%:*}/stat";
+        return format!("for p in {}; do {check} && kill -{signal} ${{p%:*}}; done   # {who}", each.join(" "));
     }
     let each: Vec<String> = targets.iter().map(|p| checked_kill(signal, p)).collect();
     format!("{}   # {who}", each.join("; "))

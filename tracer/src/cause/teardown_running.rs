@@ -58,20 +58,29 @@ pub fn judge(case: &Case<'_>) -> Option<Verdict> {
             format!("and thread {} is busy in the kernel, as while host memory is unpinned", thread.tid)
         }
         (None, Some(thread)) => format!("and thread {} unmaps its host memory", thread.tid),
-        (None, None) if deferred.is_some() => "and that has not lasted long".to_owned(),
+        (None, None) if deferred.is_some_and(|deferred| deferred.is_recent(case)) => "and that has not lasted long".to_owned(),
+        (None, None) if deferred.is_some() => "and for how long it has done that is not known".to_owned(),
         (None, None) => "and the driver may still be taking its context apart".to_owned(),
+    };
+    let effect = match deferred.is_some_and(|deferred| falling.is_none() && !deferred.is_recent(case)) {
+        true => "look again in ten seconds: if the thread is in the same place then, it is stuck; else the memory comes back by itself",
+        false => "the memory comes back by itself; look again in some seconds",
     };
     Some(Verdict {
         confidence: if falling.is_some() { Confidence::Exact } else { Confidence::Inferred },
         summary: format!("{subject} {how}."),
         notes,
-        remedies: vec![remedy::wait("the memory comes back by itself; look again in some seconds", case.bytes)],
+        remedies: vec![remedy::wait(effect, case.bytes)],
     })
 }
 
 /// A thread that takes the process apart: its GPU memory follows when that is done. A busy thread that cannot be seen may as well
 /// spin, where the GPU is known to be in trouble.
 fn at_work<'a>(case: &Case<'_>, ending: &ending::Ending<'a>) -> Option<&'a StuckThread> {
+    // A thread that two looks found in the driver, in the same place, says more than a busy one.
+    if ending.in_driver().is_some_and(|(thread, _)| thread.same_since.is_some()) {
+        return None;
+    }
     let thread = ending.at_work()?;
     let since = ending.since.or(thread.same_since);
     let old = since.is_some_and(|since| case.now().saturating_sub(since) > WORK_MAX_NS);

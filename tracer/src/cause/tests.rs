@@ -276,3 +276,12 @@ fn a_dead_mps_client_whose_files_a_child_has_is_the_childs() {
     story.nvml(2_114, &[(2441, 2_114)]);
     story.scanned();
 }
+
+#[test]
+fn a_name_rules_nobody_out() {
+    let mut story = Story::cold();
+    user(&mut story, 574, "outlive", 0xc1, 512);
+    story.nvml(40_512, &[(574, 512)]);
+    story.scanned();
+    assert!(story.told().holdings.iter().all(|h| h.cause != CauseId::NoHolder), "{:#?}", story.told().holdings);
+}

@@ -146,10 +146,12 @@ pub fn purpose(found: &Where<'_>, thread: &StuckThread) -> String {
 fn of_mounts(thread: &StuckThread) -> String {
     let names: Vec<String> = thread.mounts.iter().take(MOUNTS_TOLD).map(mount).collect();
     let more = thread.mounts.len().saturating_sub(MOUNTS_TOLD);
+    // Only the file of the system call says which.
+    let of = if thread.mounts.first().is_some_and(|mount| mount.by == MountBy::Syscall) { " of" } else { ", perhaps of" };
     match names.len() {
         0 => String::new(),
-        _ if more > 0 => format!(" of {} or {more} others", names.join(" or ")),
-        _ => format!(" of {}", names.join(" or ")),
+        _ if more > 0 => format!("{of} {} or {more} others", names.join(" or ")),
+        _ => format!("{of} {}", names.join(" or ")),
     }
 }
 
@@ -165,18 +167,24 @@ pub fn mount(mount: &Mount) -> String {
 #[must_use]
 pub fn mounts_note(thread: &StuckThread) -> Option<String> {
     let first = thread.mounts.first()?;
-    let names: Vec<String> = thread.mounts.iter().map(mount).collect();
-    let names = words::list(&names, 4);
+    let of = |wanted: &dyn Fn(MountBy) -> bool| -> Option<String> {
+        let names: Vec<String> = thread.mounts.iter().filter(|mount| wanted(mount.by)).map(mount).collect();
+        (!names.is_empty()).then(|| words::list(&names, 4))
+    };
+    let names = of(&|by| by == first.by)?;
     Some(match first.by {
         MountBy::Syscall => format!("The system call of thread {} works on a file of {names}", thread.tid),
-        MountBy::Open => format!("The process has files open or mapped of {names}"),
+        MountBy::Open => {
+            let others = of(&|by| by != MountBy::Open).map(|others| format!("; it can see {others} too")).unwrap_or_default();
+            format!("The process has files open or mapped of {names}{others}")
+        }
         MountBy::Mounted if thread.mounts.len() == 1 => format!("The only file system of its kind that thread {} can see is {names}", thread.tid),
         MountBy::Mounted => format!("Which file thread {} waits for is not known; it can see {names}", thread.tid),
     })
 }
 
 /// Who may hold the lock of the driver that a thread waits for: threads inside the driver that do not wait for one themselves.
-/// Those of its own process first.
+/// Those of its own process first, then those that stay where they are: whoever just passes through is on everybody's host.
 #[must_use]
 pub fn lock_holders<'a>(world: &'a World, waiting: &Process) -> Vec<(&'a Process, &'a StuckThread)> {
     let has = |thread: &&StuckThread| {
@@ -188,7 +196,7 @@ pub fn lock_holders<'a>(world: &'a World, waiting: &Process) -> Vec<(&'a Process
         stuck.iter().filter(has).map(move |thread| (process, thread))
     };
     let mut found: Vec<_> = world.processes().filter(|process| process.is_alive()).flat_map(of).collect();
-    found.sort_by_key(|(process, _)| process.id() != waiting.id());
+    found.sort_by_key(|(process, thread)| (process.id() != waiting.id(), thread.same_since.is_none()));
     found
 }
 

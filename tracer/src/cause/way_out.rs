@@ -40,12 +40,12 @@ pub fn read_log() -> Remedy {
     )
 }
 
-/// Steps for memory that the driver does not give back. `blockers` hold it up and can be ended; `stuck` names what is in the
-/// driver and cannot be.
+/// Steps for memory that the driver does not give back. `ends` are those that end who holds it up; `stuck` names what is in the
+/// driver and cannot be ended.
 #[must_use]
-pub fn steps(case: &Case<'_>, blockers: &[&Process], stuck: Option<&str>) -> (Vec<Remedy>, Vec<Note>) {
+pub fn steps(case: &Case<'_>, ends: Vec<Remedy>, stuck: Option<&str>) -> (Vec<Remedy>, Vec<Note>) {
     let (mut remedies, mut notes) = (vec![read_log()], Vec::new());
-    remedies.extend(remedy::end_all(case, blockers));
+    remedies.extend(ends);
     match reload(case) {
         Ok(remedy) => remedies.extend(remedy),
         Err(why) => notes.push(note(None, why)),

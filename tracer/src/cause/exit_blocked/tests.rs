@@ -98,7 +98,8 @@ fn of_threads_that_wait_for_each_other_the_one_that_waits_for_the_gpu_says_it() 
 fn a_lock_that_a_living_process_holds_is_told_with_that_process_which_can_be_ended() {
     let (mut story, _) = vain(|s| s.stuck = vec![stuck("D", &LOCK)]);
     let other = story.process(890, "python3");
-    story.stands(other, "S", |s| s.stuck = vec![StuckThread { tid: 900, ..stuck("R", &SPIN) }]);
+    let since = Some(story.now);
+    story.stands(other, "S", |s| s.stuck = vec![StuckThread { tid: 900, same_since: since, ..stuck("R", &SPIN) }]);
     let holding = story.holding();
     assert_eq!(holding.cause, CauseId::ExitBlockedInDriver);
     assert!(
@@ -106,8 +107,67 @@ fn a_lock_that_a_living_process_holds_is_told_with_that_process_which_can_be_end
         "{}",
         holding.summary
     );
-    assert_says(&holding, "Thread 900 of python3 (PID 890) is inside the driver too and may hold that lock: it is in state R: uvm_spin_loop");
-    assert!(commands(&holding).iter().any(|c| c.contains("kill -TERM 890")), "{:?}", commands(&holding));
+    assert_says(&holding, "Thread 900 of python3 (PID 890) is inside the driver too and may hold that lock: it is in state R, in the same place");
+    let end = holding.remedy.iter().find(|r| r.command.as_deref().is_some_and(|c| c.contains("kill -TERM 890"))).unwrap();
+    assert!(end.effect.ends_with("in case it is what holds the lock") && end.frees_bytes.is_none(), "{end:?}");
+}
+
+#[test]
+fn nobody_is_to_be_ended_for_a_request_that_was_seen_once() {
+    let (mut story, _) = vain(|s| s.stuck = vec![stuck("D", &LOCK)]);
+    for pid in [890, 891, 892] {
+        let other = story.process(pid, "python3");
+        story.stands(other, "S", |s| s.stuck = vec![StuckThread { tid: pid, ..stuck("R", &SPIN) }]);
+    }
+    let holding = story.holding();
+    assert_eq!(holding.cause, CauseId::ExitBlockedInDriver);
+    assert_says(&holding, "Thread 890 of python3 (PID 890) is inside the driver too and may hold that lock");
+    assert!(commands(&holding).iter().all(|c| !c.contains("kill")), "{:?}", commands(&holding));
+}
+
+#[test]
+fn a_root_of_a_container_is_never_taken_away() {
+    let mounts = vec![mount("/", "fuse.fuse-overlayfs", "fuse-overlayfs", 47, MountBy::Open)];
+    let holding = killed_in_vain(StuckThread { mounts, ..stuck("D", &FUSE) });
+    assert_eq!(commands(&holding), [""; 0]);
+}
+
+#[test]
+fn a_trace_cannot_say_which_file_is_written_to() {
+    let mounts = vec![Mount { abort: Some("/etc/shadow".into()), ..mount("/mnt/x", "fuse.x", "x", 47, MountBy::Syscall) }];
+    let holding = killed_in_vain(StuckThread { mounts, ..stuck("D", &FUSE) });
+    assert!(commands(&holding).iter().all(|c| !c.contains("shadow")), "{:?}", commands(&holding));
+}
+
+#[test]
+fn a_lock_that_an_unseen_busy_thread_may_hold_does_not_make_the_gpu_innocent() {
+    let ran = Some(Ran { cpu_ns: SECOND, over_ns: SECOND });
+    let kernels_lock = ["rwsem_down_read_slowpath+0x1/0x2", "down_read+0x1/0x2", "exit_mm+0x1/0x2"];
+    let threads = || vec![stuck("D", &kernels_lock), StuckThread { tid: 579, ran, ..stuck("R", &[]) }];
+    let (mut story, _) = vain(|s| s.stuck = threads());
+    assert_eq!(story.holding().cause, CauseId::Unknown);
+    story.push(What::Xid { pci: "0000:0b:00".into(), code: 119, pid: Some(574), message: "Timeout".into() });
+    assert_eq!(story.holding().cause, CauseId::ExitBlockedInDriver, "the GPU's firmware failed");
+    let (mut story, _) = vain(|s| s.stuck = vec![stuck("D", &kernels_lock)]);
+    assert_eq!(story.holding().cause, CauseId::ExitBlockedElsewhere);
+    story.push(What::KernelThreads { list: vec![kworker("UVM GPU1 BH", &["hmm_evict+0x1/0x2 [nvidia_uvm]"])] });
+    assert_eq!(story.holding().cause, CauseId::Unknown, "the driver's own thread may hold it");
+}
+
+#[test]
+fn a_signal_that_a_handler_takes_need_not_end_anybody() {
+    let mut story = Story::warm();
+    let trainer = story.process(574, "EngineCore");
+    story.uses_cuda(trainer);
+    story.nvml(2_560, &[(574, 2_560)]);
+    story.signals(Some(BASH), trainer, 15);
+    story.wait(30);
+    story.used(2_560);
+    let term = 1 << 14;
+    story.stands(trainer, "D", |s| (s.pending, s.caught, s.stuck) = (term, term, vec![stuck("D", &FUSE)]));
+    assert_ne!(story.holding().cause, CauseId::ExitBlockedElsewhere);
+    story.stands(trainer, "D", |s| (s.pending, s.caught, s.stuck) = (term, 0, vec![stuck("D", &FUSE)]));
+    assert_eq!(story.holding().cause, CauseId::ExitBlockedElsewhere);
 }
 
 #[test]
@@ -138,7 +198,9 @@ fn a_fuse_mount_is_named_and_its_connection_can_be_aborted() {
     let thread = StuckThread { syscall: Some("read".into()), file: Some("/mnt/my data/x".into()), mounts, ..stuck("D", &FUSE) };
     let holding = killed_in_vain(thread);
     assert!(holding.summary.contains("waits for the FUSE server of /mnt/my data (fuse.rclone, remote:) (request_wait"), "{}", holding.summary);
-    assert_eq!(commands(&holding), ["echo 1 > /sys/fs/fuse/connections/47/abort", "umount -f -l '/mnt/my data'"]);
+    let abort = "grep -q ' 0:47 .* /mnt/my....data ' /proc/self/mountinfo && echo 1 > /sys/fs/fuse/connections/47/abort";
+    assert_eq!(commands(&holding), [abort, "umount -f -l '/mnt/my data'"]);
+    assert!(holding.remedy.iter().filter(|r| r.command.is_some()).all(|r| r.frees_bytes.is_some()));
     assert_says(&holding, "The system call of thread 577 works on a file of /mnt/my data (fuse.rclone, remote:)");
     assert_says(&holding, "; its system call is read on /mnt/my data/x");
 }
@@ -148,7 +210,11 @@ fn of_several_fuse_mounts_none_is_claimed_and_no_path_runs_in_a_shell() {
     let mounts = vec![mount("/a;reboot", "fuse.x", "x", 47, MountBy::Mounted), mount("/b", "fuse.y", "y", 48, MountBy::Mounted)];
     let holding = killed_in_vain(StuckThread { mounts, ..stuck("D", &FUSE) });
     assert_says(&holding, "Which file thread 577 waits for is not known; it can see /a;reboot (fuse.x, x) and /b (fuse.y, y)");
-    let expected = ["echo 1 > /sys/fs/fuse/connections/47/abort", "echo 1 > /sys/fs/fuse/connections/48/abort", "umount -f -l /b"];
+    let expected = [
+        "grep -q ' 0:47 ' /proc/self/mountinfo && echo 1 > /sys/fs/fuse/connections/47/abort",
+        "grep -q ' 0:48 .* /b ' /proc/self/mountinfo && echo 1 > /sys/fs/fuse/connections/48/abort",
+        "umount -f -l /b",
+    ];
     assert_eq!(commands(&holding), expected);
     assert!(holding.remedy.iter().any(|r| r.effect.contains("if it is this one that the thread waits for")));
 }
@@ -159,11 +225,13 @@ fn nfs_and_disks_are_told_apart() {
     let nfs = ["rpc_wait_bit_killable+0x1/0x2 [sunrpc]", "nfs4_proc_getattr+0x1/0x2 [nfsv4]"];
     let holding = killed_in_vain(StuckThread { mounts, ..stuck("D", &nfs) });
     assert_eq!(holding.cause, CauseId::ExitBlockedElsewhere);
-    assert!(holding.summary.contains("waits for the NFS server of /home (nfs4, server:/home)"), "{}", holding.summary);
+    assert!(holding.summary.contains("waits for the NFS server, perhaps of /home (nfs4, server:/home)"), "{}", holding.summary);
     assert_eq!(commands(&holding), ["umount -f /home"]);
     let mounts = vec![Mount { inside: true, ..mount("/home", "nfs4", "server:/home", 50, MountBy::Open) }];
     let holding = killed_in_vain(StuckThread { mounts, ..stuck("D", &nfs) });
-    assert_eq!(commands(&holding), ["nsenter -t 574 -m umount -f /home"], "the path is a container's");
+    assert_eq!(commands(&holding).len(), 1);
+    assert!(commands(&holding)[0].ends_with("/proc/574/stat && nsenter -t 577 -m umount -f /home"), "the path is a container's: {holding:#?}");
+    assert!(holding.remedy.iter().all(|r| r.command.is_none() || r.frees_bytes.is_none()), "it may be another mount");
     let mounts = vec![mount("/", "ext4", "/dev/sda1", 1, MountBy::Syscall)];
     let holding = killed_in_vain(StuckThread { mounts, ..stuck("D", &["io_schedule+0x1/0x2", "ext4_sync_file+0x1/0x2"]) });
     assert!(holding.summary.contains("waits for the disk of / (ext4, /dev/sda1)"), "{}", holding.summary);

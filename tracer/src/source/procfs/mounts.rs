@@ -55,14 +55,16 @@ impl Proc {
         if !found.is_empty() {
             return found;
         }
+        // A call that names a path, or closes its descriptor, is about any of them: those that it uses come first.
         let mut open: BTreeSet<u64> = self.fds(pid, tid).into_iter().filter_map(|fd| self.mount_of(pid, tid, fd)).collect();
         let mapped = self.mapped(pid, tid);
         open.extend(lines.iter().filter(|line| mapped.contains(&line.mount.dev)).map(|line| line.id));
-        let found = named(&open, MountBy::Open);
-        if !found.is_empty() || wait == Wait::Disk {
-            return found;
+        let mut found = named(&open, MountBy::Open);
+        if wait != Wait::Disk {
+            let others = lines.iter().filter(|line| !open.contains(&line.id)).map(|line| told(line, MountBy::Mounted));
+            found.extend(others.take(MOUNTS_MAX - found.len()));
         }
-        lines.iter().take(MOUNTS_MAX).map(|line| told(line, MountBy::Mounted)).collect()
+        found
     }
 
     /// Its paths are not the host's (ours may not be either: see `private_tracefs`). When that cannot be read, they are taken for the host's.
@@ -74,8 +76,12 @@ impl Proc {
         }
     }
 
-    /// "mnt_id:\t29" (fs/proc/fd.c).
+    /// "mnt_id:\t29" (fs/proc/fd.c). Only of files with a path: an epoll instance's fdinfo takes a lock that its user may hold for ever.
     fn mount_of(&self, pid: u32, tid: u32, fd: i32) -> Option<u64> {
+        let target = std::fs::read_link(self.root.join(format!("proc/{pid}/task/{tid}/fd/{fd}"))).ok()?;
+        if !target.is_absolute() {
+            return None;
+        }
         let text = self.text(format!("proc/{pid}/task/{tid}/fdinfo/{fd}"))?;
         text.lines().find_map(|line| line.strip_prefix("mnt_id:"))?.trim().parse().ok()
     }
@@ -136,6 +142,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let task = folder.path().join("proc/40/task/41");
         std::fs::create_dir_all(task.join("fdinfo")).unwrap();
+        std::fs::create_dir_all(task.join("fd")).unwrap();
+        std::os::unix::fs::symlink("/mnt/x", task.join("fd/5")).unwrap();
+        std::os::unix::fs::symlink("anon_inode:[eventpoll]", task.join("fd/6")).unwrap();
+        std::fs::write(task.join("fdinfo/6"), "mnt_id:\t37\n").unwrap();
         let mountinfo = "22 1 8:1 / / rw shared:1 - ext4 /dev/sda1 rw\n\
                          36 22 0:47 / /mnt/my\\040data rw shared:7 - fuse.rclone remote: rw,user_id=0\n\
                          37 22 0:48 / /mnt/other rw - fuse.sshfs host:/x rw\n\
@@ -157,14 +167,16 @@ mod tests {
     fn the_descriptor_of_the_system_call_says_which_mount() {
         let folder = tree("pos:\t0\nmnt_id:\t36\n", "");
         assert_eq!(found(&folder, Some(5), Wait::Fuse), [("/mnt/my data".to_owned(), 47, MountBy::Syscall)]);
-        assert_eq!(found(&folder, None, Wait::Fuse), [("/mnt/my data".to_owned(), 47, MountBy::Open)]);
+        let either = [("/mnt/my data".to_owned(), 47, MountBy::Open), ("/mnt/other".to_owned(), 48, MountBy::Mounted)];
+        assert_eq!(found(&folder, None, Wait::Fuse), either, "a call that names a path may be about any mount");
         assert_eq!(found(&folder, None, Wait::Nfs), [("/home".to_owned(), 50, MountBy::Mounted)]);
     }
 
     #[test]
     fn else_a_mapping_says_it_and_else_all_that_are_mounted_may_be_it() {
         let folder = tree("mnt_id:\t22\n", "7f00-7f10 r--p 00000000 00:30 131 /mnt/other/x\n7f20-7f30 rw-p 0 00:00 0\n");
-        assert_eq!(found(&folder, Some(5), Wait::Fuse), [("/mnt/other".to_owned(), 48, MountBy::Open)]);
+        let either = [("/mnt/other".to_owned(), 48, MountBy::Open), ("/mnt/my data".to_owned(), 47, MountBy::Mounted)];
+        assert_eq!(found(&folder, Some(5), Wait::Fuse), either);
         assert_eq!(found(&folder, Some(5), Wait::Disk), [("/".to_owned(), 1, MountBy::Syscall)]);
         let folder = tree("", "");
         assert_eq!(found(&folder, Some(5), Wait::Fuse).len(), 2);
