@@ -3,11 +3,12 @@
 //!
 //! [`scenario`] is the data: what a part proves and what must be said of it, cold (nothing ran before) and warm (a recorder was
 //! running). [`play`] runs the part (`scenario`, see tests/programs), [`look`] runs `outlive`, [`judge`] compares, [`remedy`] does
-//! what outlive proposes, [`rivals`] asks the usual tools; [`host`] knows where everything is, [`outcome`] is what came of it.
+//! what outlive proposes, [`rivals`] asks the usual tools; [`events`] compares recordings, [`host`] knows where everything is, [`outcome`] is what came of it.
 //!
 //! Always true: the truth comes from the part's own report, checked against /proc, never from outlive; every wait has
 //! a deadline; whatever a test leaves behind is killed; a test that cannot run here says so.
 
+pub mod events;
 pub mod host;
 pub mod judge;
 pub mod look;
@@ -107,15 +108,21 @@ pub fn check(scenario: &Scenario, place: Place, also: Also) -> io::Result<Outcom
     if also.rivals && !scenario.brief {
         outcome.rivals = rivals::ask(&host, scenario, &play, &outcome)?;
     }
+    let mut traces = Vec::new();
     for watch in watches {
         let stopped = watch.recorder.stop()?;
         if !scenario.brief {
             let last = look::offline(&host, &stopped)?;
             outcome.looks.insert(format!("offline{}", watch.suffix), Told::new(&last, compare(&last, Warmth::Warm)));
         }
+        traces.push(stopped);
     }
     if !scenario.brief {
         outcome.wrong.extend(judge::disagreement(&seen));
+    }
+    // What is lost, or was before them, may be another's loss.
+    if let ([driver, syscall], false) = (&traces[..], scenario.overrun || scenario.late) {
+        outcome.wrong.extend(events::difference(driver, syscall)?);
     }
     let warm = seen.swap_remove(0);
     if scenario.remedied {

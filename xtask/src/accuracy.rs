@@ -4,7 +4,7 @@
 //! alone; a scenario that is played again replaces its own line.
 
 use crate::run::{output, run, workspace};
-use crate::vm::Kernel;
+use crate::vm::{Errand, Kernel};
 use anyhow::{Context as _, Result, bail};
 use std::collections::BTreeMap;
 use std::fs;
@@ -77,7 +77,8 @@ fn play(program: &Path, only: &[String], at: &[String]) -> Result<Vec<String>> {
 }
 
 fn in_guest(kernel: &Kernel, program: &Path, only: &[String], out: &Path) -> Result<()> {
-    crate::vm::boot(kernel, &[program.to_owned()], &guest_lines(program, only, true), PATIENCE, Some(out)).map(drop)
+    let (programs, commands) = ([program.to_owned()], guest_lines(program, only, true));
+    crate::vm::boot(kernel, &Errand { programs: &programs, commands: &commands, patience: PATIENCE, out: Some(out), counted: false }).map(drop)
 }
 
 /// What a guest runs to play these scenarios (all when empty), writing the outcomes to its second serial port.

@@ -4,6 +4,7 @@
 mod accuracy;
 mod bench;
 mod bench_loop;
+mod cost;
 mod driver;
 mod ebpf;
 mod floor;
@@ -12,6 +13,7 @@ mod run;
 mod setup;
 mod test;
 mod tidy;
+mod verifier;
 mod vm;
 
 use clap::{Parser, Subcommand};
@@ -43,7 +45,9 @@ enum Command {
         #[arg(long)]
         ci: bool,
     },
-    /// Run the kernel tests under Debian's 6.1 and 6.12 in QEMU.
+    /// Record how hard each eBPF program is to verify, here and in the guests (tracer/tests/kernel/verifier.tsv).
+    Verifier,
+    /// Run the kernel tests and play every scenario with both ways to hook, under Debian's 6.1 and 6.12 in QEMU.
     Vm {
         /// Only these kernels ("6.1", "6.12").
         kernels: Vec<String>,
@@ -67,6 +71,8 @@ enum Command {
     Man,
     /// Measure, and write docs/performance.md.
     Bench,
+    /// Count what a recorder costs a program that does not use the GPU, in the guests, and write docs/cost.md.
+    Cost,
     #[command(hide = true)]
     Floor,
     #[command(hide = true)]
@@ -88,12 +94,14 @@ fn dispatch() -> anyhow::Result<()> {
         Command::Ebpf { check } => ebpf::run(check),
         Command::Setup { vm } => setup::run(vm),
         Command::Test { ci } => test::test(ci),
+        Command::Verifier => verifier::record(),
         Command::Vm { kernels } => vm::vm(&kernels),
         Command::Accuracy { names, at, add } => accuracy::accuracy(&names, &at, &add),
         Command::Driver => driver::driver(),
         Command::Tidy => tidy::tidy(),
         Command::Man => man::man(),
         Command::Bench => bench::bench(),
+        Command::Cost => cost::cost(),
         Command::Floor => floor::run(),
         Command::BenchLoop { kind, iterations, path } => bench_loop::run(&kind, iterations, &path),
     }

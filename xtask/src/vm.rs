@@ -45,7 +45,7 @@ pub(crate) fn vm(only: &[String]) -> Result<()> {
     let kernels = kernels(only)?;
     let out = |kernel: &Kernel| folder().join(format!("outcomes-{}.jsonl", kernel.name));
     println!("guests {}, under software emulation and at the same time: a quarter of an hour", kernels.iter().map(|k| k.name).collect::<Vec<_>>().join(" and "));
-    let results = at_once(&kernels, |kernel| boot(kernel, &programs, &run, PATIENCE, Some(&out(kernel))));
+    let results = at_once(&kernels, |kernel| boot(kernel, &Errand { programs: &programs, commands: &run, patience: PATIENCE, out: Some(&out(kernel)), counted: false }));
     let mut failed = Vec::new();
     for (kernel, result) in kernels.iter().zip(results) {
         crate::accuracy::report(kernel.name, &out(kernel))?;
@@ -234,21 +234,37 @@ fn fetch(name: &str, pattern: &str, image: &Path, modules: &Path) -> Result<()> 
     Ok(())
 }
 
-/// Boots one guest that runs `commands` (they set `status` when something failed), shows what it prints, and reads its result line.
-/// What the guest writes to /dev/ttyS1 comes into the file `out`.
+/// What a guest is booted for.
+pub(crate) struct Errand<'a> {
+    /// What it needs, beside `outlive`, `scenario` and the NVML double.
+    pub(crate) programs: &'a [PathBuf],
+    /// Lines of a shell; they set `status` when something failed.
+    pub(crate) commands: &'a str,
+    /// Killed after that.
+    pub(crate) patience: Duration,
+    /// What it writes to /dev/ttyS1 comes into this file.
+    pub(crate) out: Option<&'a Path>,
+    /// Its clock counts instructions, one a nanosecond.
+    pub(crate) counted: bool,
+}
+
+/// Boots one guest, shows what it prints, and reads its result line.
 ///
 /// # Errors
-/// When the guest does not boot, does not finish within `patience`, or something failed in it.
-pub(crate) fn boot(kernel: &Kernel, programs: &[PathBuf], commands: &str, patience: Duration, out: Option<&Path>) -> Result<Duration> {
-    let initrd = pack(kernel, programs, commands)?;
+/// When the guest does not boot, does not finish in time, or something failed in it.
+pub(crate) fn boot(kernel: &Kernel, errand: &Errand<'_>) -> Result<Duration> {
+    let initrd = pack(kernel, errand.programs, errand.commands)?;
     let began = Instant::now();
     let log = initrd.with_file_name(format!("console-{}.log", kernel.name));
     let console = fs::File::create(&log).with_context(|| format!("cannot create {}", log.display()))?;
     let mut qemu = Command::new("qemu-system-x86_64");
     qemu.args(["-accel", "tcg,thread=single", "-cpu", "max", "-m", "2048", "-smp", "2", "-nographic", "-no-reboot", "-nodefaults"])
         .args(["-serial", "stdio"]);
-    if let Some(out) = out {
+    if let Some(out) = errand.out {
         qemu.arg("-serial").arg(format!("file:{}", out.display()));
+    }
+    if errand.counted {
+        qemu.args(["-icount", "shift=0,sleep=off"]);
     }
     let mut child = qemu
         .args(["-append", "console=ttyS0 quiet panic=-1 oops=panic rdinit=/init"])
@@ -264,9 +280,9 @@ pub(crate) fn boot(kernel: &Kernel, programs: &[PathBuf], commands: &str, patien
         if child.try_wait()?.is_some() {
             break;
         }
-        if began.elapsed() > patience {
+        if began.elapsed() > errand.patience {
             child.kill()?;
-            bail!("not finished after {} s; see {}", patience.as_secs(), log.display());
+            bail!("not finished after {} s; see {}", errand.patience.as_secs(), log.display());
         }
         std::thread::sleep(Duration::from_millis(200));
     }
