@@ -55,7 +55,11 @@ pub fn check(scenario: &Scenario, place: Place, also: Also) -> io::Result<Outcom
     let host = Host::take(place)?;
     let began = Instant::now();
     let mut outcome = Outcome::new(scenario, place);
-    let start = || -> io::Result<Vec<Watch>> { ways(place).iter().map(|way| Watch::start(&host, way)).collect() };
+    let start = || -> io::Result<Vec<Watch>> {
+        let watches: Vec<Watch> = ways(place).iter().map(|way| Watch::begin(&host, way)).collect::<io::Result<_>>()?;
+        watches.iter().try_for_each(|watch| watch.recorder.await_attached())?;
+        Ok(watches)
+    };
     let mut watches = if scenario.late { None } else { Some(start()?) };
     let freeze = |watches: &Vec<Watch>| watches.iter().map(|watch| watch.recorder.freeze()).collect::<io::Result<Vec<_>>>();
     let frozen = if scenario.overrun { watches.as_ref().map(freeze).transpose()? } else { None };
@@ -109,8 +113,9 @@ pub fn check(scenario: &Scenario, place: Place, also: Also) -> io::Result<Outcom
         outcome.rivals = rivals::ask(&host, scenario, &play, &outcome)?;
     }
     let mut traces = Vec::new();
+    watches.iter().try_for_each(|watch| watch.recorder.ask_to_stop())?;
     for watch in watches {
-        let stopped = watch.recorder.stop()?;
+        let stopped = watch.recorder.await_stopped()?;
         if !scenario.brief {
             let last = look::offline(&host, &stopped)?;
             outcome.looks.insert(format!("offline{}", watch.suffix), Told::new(&last, compare(&last, Warmth::Warm)));
@@ -157,8 +162,8 @@ struct Watch {
 }
 
 impl Watch {
-    fn start(host: &Host, (hooks, suffix): &(&'static str, &'static str)) -> io::Result<Watch> {
-        Ok(Watch { recorder: Recorder::start(host, hooks)?, suffix })
+    fn begin(host: &Host, (hooks, suffix): &(&'static str, &'static str)) -> io::Result<Watch> {
+        Ok(Watch { recorder: Recorder::begin(host, hooks)?, suffix })
     }
 }
 

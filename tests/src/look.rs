@@ -92,6 +92,7 @@ fn end(child: &mut Child) -> io::Result<ExitStatus> {
 pub struct Recorder {
     child: Child,
     trace: PathBuf,
+    ready: mpsc::Receiver<Result<(), String>>,
 }
 
 impl Recorder {
@@ -100,6 +101,16 @@ impl Recorder {
     /// # Errors
     /// When it fails to start.
     pub fn start(host: &Host, hooks: &str) -> io::Result<Recorder> {
+        let recorder = Recorder::begin(host, hooks)?;
+        recorder.await_attached()?;
+        Ok(recorder)
+    }
+
+    /// Starts it and does not wait: most of what several of them wait for is the same.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn begin(host: &Host, hooks: &str) -> io::Result<Recorder> {
         let trace = host.path(&format!("{hooks}.jsonl.zst"));
         let mut command = host.outlive("record");
         // Should the test be killed, the recorder still ends.
@@ -107,11 +118,18 @@ impl Recorder {
         command.arg("--output").arg(&trace).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         let mut child = command.spawn()?;
         let stderr = child.stderr.take();
-        let recorder = Recorder { child, trace };
-        let (send, receive) = mpsc::channel();
+        let (send, ready) = mpsc::channel();
         thread::spawn(move || said_until(stderr, "recording to", &send));
-        match receive.recv_timeout(DEADLINE) {
-            Ok(Ok(())) => Ok(recorder),
+        Ok(Recorder { child, trace, ready })
+    }
+
+    /// Waits until it is attached.
+    ///
+    /// # Errors
+    /// When it fails to start.
+    pub fn await_attached(&self) -> io::Result<()> {
+        match self.ready.recv_timeout(DEADLINE) {
+            Ok(Ok(())) => Ok(()),
             Ok(Err(said)) => Err(io::Error::other(format!("outlive record failed: {said}"))),
             Err(_) => Err(io::Error::other("outlive record was not ready in time")),
         }
@@ -136,8 +154,24 @@ impl Recorder {
     ///
     /// # Errors
     /// When it does not stop cleanly.
-    pub fn stop(mut self) -> io::Result<PathBuf> {
-        signal(self.child.id(), libc::SIGTERM)?;
+    pub fn stop(self) -> io::Result<PathBuf> {
+        self.ask_to_stop()?;
+        self.await_stopped()
+    }
+
+    /// Asks it to stop, and does not wait.
+    ///
+    /// # Errors
+    /// When it has ended.
+    pub fn ask_to_stop(&self) -> io::Result<()> {
+        signal(self.child.id(), libc::SIGTERM)
+    }
+
+    /// Waits until it has stopped and returns the trace.
+    ///
+    /// # Errors
+    /// When it does not stop cleanly.
+    pub fn await_stopped(mut self) -> io::Result<PathBuf> {
         let status = end(&mut self.child)?;
         if status.success() { Ok(self.trace.clone()) } else { Err(io::Error::other(format!("outlive record: {status}"))) }
     }
