@@ -396,6 +396,34 @@ fn a_busy_exit_without_a_stack_is_work_for_some_minutes() {
     assert_eq!(busy_exit(20, true).cause, CauseId::ExitBlockedInDriver, "the GPU's firmware does not answer");
 }
 
+/// An old exit with flat memory, and what its threads do.
+fn exit_with(threads: Vec<StuckThread>) -> CauseId {
+    let mut story = Story::warm();
+    let trainer = story.process(574, "EngineCore");
+    story.uses_cuda(trainer);
+    story.nvml(2_560, &[(574, 2_560)]);
+    story.thread_exits(trainer, 574, 9, Some(9), 1);
+    story.wait(20);
+    story.used(2_560);
+    story.stands(trainer, "Z", |s| (s.leader_exited, s.exiting, s.stuck) = (true, true, threads));
+    story.holding().cause
+}
+
+#[test]
+fn a_thread_at_work_hides_one_that_is_stuck_only_where_it_may_be_what_that_one_waits_for() {
+    let ran = Some(Ran { cpu_ns: SECOND, over_ns: SECOND });
+    let same_since = Some(1_015 * SECOND);
+    let unpins = ["unpin_user_pages+0x1/0x2", "os_unlock_user_pages+0x1/0x2 [nvidia]", "nvidia_close+0x1/0x2 [nvidia]"];
+    let at_work = [stuck("R", &[]), stuck("R", &unpins)].map(|thread| StuckThread { exiting: true, ran, same_since, ..thread });
+    for busy in at_work {
+        assert_eq!(exit_with(vec![busy.clone()]), CauseId::TeardownRunning, "two looks at work that takes 26 s are no proof of being stuck: {busy:?}");
+        let beside = |stack: &[&str], same_since| exit_with(vec![busy.clone(), StuckThread { tid: 579, same_since, ..stuck("D", stack) }]);
+        assert_eq!(beside(&SPIN, same_since), CauseId::ExitBlockedInDriver);
+        assert_eq!(beside(&SPIN, None), CauseId::TeardownRunning, "one look");
+        assert_eq!(beside(&LOCK, same_since), CauseId::TeardownRunning, "the one at work may hold the lock");
+    }
+}
+
 #[test]
 fn cold_an_exit_that_sleeps_in_the_driver_for_a_moment_is_no_stuck_one() {
     let look = |same_since| {
@@ -457,6 +485,31 @@ fn a_kernel_thread_that_does_not_get_on_blocks_in_the_driver() {
     assert_says(&holding, "Used memory of GPU 0 has stayed at 2.5 GiB for 1 min 10 s");
     assert_eq!(commands(&holding).last(), Some(&"systemctl reboot"));
     assert!(says(&holding, "A reset of GPU 0 is no way out") && !commands(&holding).iter().any(|c| c.contains("gpu-reset")));
+}
+
+#[test]
+fn cold_how_long_a_kernel_thread_has_been_at_it_is_not_known_and_nothing_is_promised() {
+    let look = |nvml: bool, same_since: Option<u64>| {
+        let mut story = Story::cold();
+        story.nvml(2_560, &[(574, 2_560)]);
+        if !nvml {
+            story.events.retain(|event| !matches!(event.what, What::GpuMemory { .. }));
+        }
+        story.push(What::ProcessGone { id: ProcessId(574, 0) });
+        let mut found = kworker("kworker/3:1", &RELEASE);
+        found.thread.same_since = same_since;
+        story.wait(60);
+        story.push(What::KernelThreads { list: vec![found] });
+        story.scanned();
+        story.holding()
+    };
+    let holding = look(true, None);
+    assert_eq!(holding.cause, CauseId::TeardownRunning);
+    assert!(holding.summary.ends_with(", and for how long it has done that is not known."), "{}", holding.summary);
+    assert!(holding.remedy[0].effect.starts_with("look again in ten seconds: if the thread is in the same place then, it is stuck"));
+    assert_eq!(holding.remedy[0].frees_bytes, None);
+    assert_eq!(look(false, Some(1_000 * SECOND)).cause, CauseId::ExitBlockedInDriver, "no memory can be seen to move");
+    assert_eq!(look(false, None).cause, CauseId::TeardownRunning);
 }
 
 #[test]
