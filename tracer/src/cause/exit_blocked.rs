@@ -33,7 +33,7 @@ const MOUNTS_OFFERED: usize = 3;
 pub fn judge_in_driver(case: &Case<'_>) -> Option<Verdict> {
     let Some(ending) = stuck(case) else { return kernel_thread(case) };
     let (thread, found) = in_driver(case, &ending)?;
-    let (mut notes, lockers) = lock(case, &ending, &found);
+    let (mut notes, lockers) = lock(case, &ending, thread, &found);
     let name = format!("{} of {}", threads::name(ending.process, thread), words::process(ending.process));
     let (steps, why_not) = way_out::steps(case, ends(case, &lockers), Some(&name));
     notes.extend(why_not);
@@ -103,18 +103,19 @@ const fn deduced(found: &Where<'_>) -> &'static str {
 }
 
 /// Who may hold the lock that a thread waits for: what is to be said, and which of them can be ended.
-fn lock<'a>(case: &Case<'a>, ending: &ending::Ending<'_>, found: &Where<'_>) -> (Vec<Note>, Vec<&'a Process>) {
+fn lock<'a>(case: &Case<'a>, ending: &ending::Ending<'_>, waits: &StuckThread, found: &Where<'_>) -> (Vec<Note>, Vec<&'a Process>) {
     let (mut notes, mut blockers) = (Vec::new(), Vec::new());
     if !matches!(found.wait, Some(Wait::DriverLock | Wait::Lock)) {
         return (notes, blockers);
     }
-    for (process, thread) in threads::lock_holders(case.world, ending.process).into_iter().take(HOLDERS_NAMED) {
+    for threads::LockHolder { process, thread, is_suspect } in threads::lock_holders(case.world, ending.process, waits).into_iter().take(HOLDERS_NAMED) {
         let at = process.state.as_ref().map(|(at, _)| *at);
         let name = threads::name(process, thread).replacen('t', "T", 1);
-        let what = format!("{name} of {} is inside the driver too and may hold that lock: it {}", words::process(process), threads::seen(case.world, thread));
+        let may = if is_suspect { " and may hold that lock" } else { ", perhaps for a moment only" };
+        let what = format!("{name} of {} is inside the driver too{may}: it {}", words::process(process), threads::seen(case.world, thread));
         notes.push(note(at, what));
         // One that is on its way out already cannot be ended; one that was seen there once does its ordinary work.
-        if thread.same_since.is_some() && process.id() != ending.process.id() && ending::of_process(process).is_none() {
+        if is_suspect && process.id() != ending.process.id() && ending::of_process(process).is_none() {
             blockers.push(process);
         }
     }
@@ -130,12 +131,12 @@ fn lock<'a>(case: &Case<'a>, ending: &ending::Ending<'_>, found: &Where<'_>) -> 
 }
 
 /// ", which thread 900 of python3 (PID 890) may hold": behind the clause of a thread that waits for a lock.
-fn held_by(case: &Case<'_>, process: &Process, found: &Where<'_>) -> String {
+fn held_by(case: &Case<'_>, process: &Process, waits: &StuckThread, found: &Where<'_>) -> String {
     if !matches!(found.wait, Some(Wait::DriverLock | Wait::Lock)) {
         return String::new();
     }
-    if let Some((holder, thread)) = threads::lock_holders(case.world, process).first() {
-        return format!(", perhaps {} of {}", threads::name(holder, thread), words::process(holder));
+    if let Some(holder) = threads::lock_holders(case.world, process, waits).first().filter(|holder| holder.is_suspect) {
+        return format!(", perhaps {} of {}", threads::name(holder.process, holder.thread), words::process(holder.process));
     }
     threads::kernel(case.world).next().map(|found| format!(", perhaps {}", threads::kernel_name(found))).unwrap_or_default()
 }
@@ -218,7 +219,7 @@ fn verdict(case: &Case<'_>, ending: &ending::Ending<'_>, thread: &StuckThread, f
     let seen = || thread.same_since.map(|since| for_long(since, "at least "));
     let waited = ending.since.map(|since| for_long(since, "")).or_else(seen).unwrap_or_default();
     let purpose = threads::purpose(found, thread);
-    let holder = held_by(case, ending.process, found);
+    let holder = held_by(case, ending.process, thread, found);
     let frame = found.frame.map(|frame| format!(" ({})", threads::function(frame))).unwrap_or_default();
     let watched = case.gpu().is_some_and(|gpu| gpu.flat_for() >= PATIENCE_NS) || ending.since.is_some();
     let (more, remedies) = said;

@@ -121,8 +121,24 @@ fn nobody_is_to_be_ended_for_a_request_that_was_seen_once() {
     }
     let holding = story.holding();
     assert_eq!(holding.cause, CauseId::ExitBlockedInDriver);
-    assert_says(&holding, "Thread 890 of python3 (PID 890) is inside the driver too and may hold that lock");
+    assert_says(&holding, "Thread 890 of python3 (PID 890) is inside the driver too, perhaps for a moment only: it is in state R");
+    assert!(!holding.summary.contains("python3"), "who reads only the sentence would end it: {}", holding.summary);
     assert!(commands(&holding).iter().all(|c| !c.contains("kill")), "{:?}", commands(&holding));
+}
+
+#[test]
+fn who_came_into_the_driver_long_after_the_wait_began_does_not_hold_the_lock() {
+    let named = |waited: u64, since: u64| {
+        let (mut story, _) = vain(|s| s.stuck = vec![StuckThread { same_since: Some(waited * SECOND), ..stuck("D", &LOCK) }]);
+        let other = story.process(890, "python3");
+        story.stands(other, "S", |s| s.stuck = vec![StuckThread { tid: 900, same_since: Some(since * SECOND), ..stuck("R", &SPIN) }]);
+        let holding = story.holding();
+        let named = holding.summary.contains("python3");
+        assert_eq!(commands(&holding).iter().any(|c| c.contains("kill")), named, "{:?}", commands(&holding));
+        named
+    };
+    assert!(named(1_010, 1_000) && named(1_010, 1_012), "two looks at two processes are not at one time");
+    assert!(!named(1_000, 1_020));
 }
 
 #[test]
