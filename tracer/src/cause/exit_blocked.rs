@@ -76,7 +76,7 @@ pub fn judge_elsewhere(case: &Case<'_>) -> Option<Verdict> {
     }
     let effect = "a signal cannot help: what the thread waits for (see its stack: FUSE, NFS, a disk) must answer or be aborted";
     let mut remedies = vec![remedy::wait(effect, case.bytes)];
-    remedies.extend(abort(case, thread, &found));
+    remedies.extend(abort(case, ending.process, thread, &found));
     Some(verdict(case, &ending, thread, &found, "in kernel code outside the NVIDIA driver", (Vec::new(), remedies)))
 }
 
@@ -142,45 +142,36 @@ fn held_by(case: &Case<'_>, process: &Process, waits: &StuckThread, found: &Wher
 }
 
 /// What aborts the wait for a file system, milder first.
-fn abort(case: &Case<'_>, thread: &StuckThread, found: &Where<'_>) -> Vec<Remedy> {
+fn abort(case: &Case<'_>, process: &Process, thread: &StuckThread, found: &Where<'_>) -> Vec<Remedy> {
     let sure = matches!(&thread.mounts[..], [mount] if mount.by == MountBy::Syscall);
     let perhaps = if sure { "" } else { ", if it is this one that the thread waits for" };
-    let ticks = case.living_owner().map_or(0, |process| process.id().start() / remedy::NS_PER_TICK);
-    let pid = case.living_owner().map_or(0, |process| process.id().tgid());
+    let frees = case.bytes.filter(|_| sure);
     let one = |mount: &Mount| -> Vec<Remedy> {
         let place = threads::mount(mount);
-        // The path of a container's mount means nothing outside of it.
-        // The leader may be a zombie, which has no mounts: the thread has.
-        let enter = match mount.inside {
-            true => format!("grep -qw {ticks} /proc/{pid}/stat && nsenter -t {} -m ", thread.tid),
-            false => String::new(),
+        let check = only_if_unchanged(process, thread, mount);
+        // The path of a container's mount means nothing outside of it. The leader may be a zombie, which has no mounts: the thread has.
+        let enter = if mount.inside { format!("nsenter -t {} -m ", thread.tid) } else { String::new() };
+        let unmount = |options: &str, effect: String, risk: &str| {
+            quoted(&mount.point).map(|point| remedy::command(format!("{check}{enter}umount {options} {point}"), effect, frees, risk))
         };
         match found.wait {
             Some(Wait::Fuse) => {
-                let frees = case.bytes.filter(|_| sure);
                 let abort = abort_file(mount).map(|file| {
                     remedy::command(
-                        format!("{} && echo 1 > {file}", still_mounted(mount, thread.tid)),
+                        format!("{check}echo 1 > {file}"),
                         format!("aborts the FUSE connection of {place}: all its requests fail, and the exit goes on{perhaps}"),
                         frees,
                         "whoever uses this mount gets errors; what its server had not written is lost",
                     )
                 });
-                let unmount = quoted(&mount.point).map(|point| {
-                    let risk = "whoever uses this mount gets errors until it is mounted again; what its server had not written is lost";
-                    let effect = format!("removes the mount {place} and aborts its connection: all its requests fail, and the exit goes on{perhaps}");
-                    remedy::command(format!("{enter}umount -f -l {point}"), effect, frees, risk)
-                });
-                abort.into_iter().chain(unmount).collect()
+                let risk = "whoever uses this mount gets errors until it is mounted again; what its server had not written is lost";
+                let effect = format!("removes the mount {place} and aborts its connection: all its requests fail, and the exit goes on{perhaps}");
+                abort.into_iter().chain(unmount("-f -l", effect, risk)).collect()
             }
-            Some(Wait::Nfs) => quoted(&mount.point)
-                .map(|point| {
-                    let effect = format!("makes the pending requests to {place} fail, when its server does not come back{perhaps}");
-                    let risk = "whoever uses this mount gets errors; what was not written is lost";
-                    remedy::command(format!("{enter}umount -f {point}"), effect, case.bytes.filter(|_| sure), risk)
-                })
-                .into_iter()
-                .collect(),
+            Some(Wait::Nfs) => {
+                let effect = format!("makes the pending requests to {place} fail, when its server does not come back{perhaps}");
+                unmount("-f", effect, "whoever uses this mount gets errors; what was not written is lost").into_iter().collect()
+            }
             _ => Vec::new(),
         }
     };
@@ -194,19 +185,25 @@ fn abort_file(mount: &Mount) -> Option<String> {
     mount.abort.is_some().then(|| format!("/sys/fs/fuse/connections/{number}/abort"))
 }
 
-/// Whether the mount is still that one: the number of a device is used again. Nothing here asks the file system itself.
-fn still_mounted(mount: &Mount, tid: u32) -> String {
-    let who = if mount.inside { tid.to_string() } else { "self".to_owned() };
-    // The kernel writes a space with four characters. A path that would need care is left out: then the number must do.
-    let point = quoted(&mount.point).map(|_| format!(".* {} ", mount.point.replace(' ', "...."))).unwrap_or_default();
-    format!("grep -q ' {}:{} {point}' /proc/{who}/mountinfo", mount.dev.0, mount.dev.1)
+/// A check before a command: the process is the one that was seen, and its thread sees this mount. Who repairs a mount mounts it at the
+/// same place, and it may get the same number: so the process must still be there, which keeps what it uses from ending. Nothing here asks
+/// the file system itself.
+fn only_if_unchanged(process: &Process, thread: &StuckThread, mount: &Mount) -> String {
+    let (pid, tid, (major, minor)) = (process.id().tgid(), thread.tid, mount.dev);
+    // The kernel writes a space with four characters, and a shell or grep may take others for its own.
+    let point: String = mount.point.chars().map(|c| if is_harmless(c) { c.to_string() } else { ".*".to_owned() }).collect();
+    format!("{}grep -q ' {major}:{minor} [^ ]* {point} ' /proc/{pid}/task/{tid}/mountinfo && ", remedy::only_if_same(process))
 }
 
 /// A path as one word of a shell; nothing when it has characters that would need care.
 fn quoted(path: &str) -> Option<String> {
-    let harmless = |c: char| c.is_ascii_alphanumeric() || matches!(c, '/' | '.' | '_' | '-' | '+' | ':' | '@' | '=' | ',');
-    let plain = path.starts_with('/') && path.chars().all(|c| harmless(c) || c == ' ');
+    let plain = path.starts_with('/') && path.chars().all(|c| is_harmless(c) || c == ' ');
     plain.then(|| if path.contains(' ') { format!("'{path}'") } else { path.to_owned() })
+}
+
+/// Neither a shell nor a basic regular expression does anything with it (but that `.` stands for any character).
+const fn is_harmless(c: char) -> bool {
+    c.is_ascii_alphanumeric() || matches!(c, '/' | '.' | '_' | '-' | '+' | ':' | '@' | '=' | ',')
 }
 
 type Said = (Vec<Note>, Vec<Remedy>);
