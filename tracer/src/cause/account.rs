@@ -329,8 +329,16 @@ fn is_monitor(world: &World, case: &Case<'_>) -> bool {
     let Some(process) = case.living_owner() else { return false };
     let books = world.books();
     // Our own requests are not recorded, and `record` watches from inside.
-    let recorder = process.comm() == RECORDER;
-    recorder || books.of_process(process.id()).next().is_some() && books.charged(process.id(), None) == 0
+    is_recorder(world, case) || books.of_process(process.id()).next().is_some() && books.charged(process.id(), None) == 0
+}
+
+/// It has our recorder's name, which anybody may take, and can have no memory: NVML has lists and it is in none, and it has no address space
+/// that managed memory would need.
+fn is_recorder(world: &World, case: &Case<'_>) -> bool {
+    let Some(process) = case.living_owner().filter(|process| process.comm() == RECORDER) else { return false };
+    let space = case.files.iter().any(|file| world.node_of(file.dev) == Node::Uvm);
+    let unlisted = |gpu: &Gpu| gpu.listed_at.is_some() && gpu.charged(process.id().tgid()).is_none();
+    !space && world.gpus().values().all(unlisted)
 }
 
 /// It has a context, and an address space that can have managed memory.
@@ -363,13 +371,7 @@ fn leftovers<'a>(world: &'a World, cases: &mut Vec<Case<'a>>) {
         // The living who may have it: NVML does not list them, or their memory may be managed, and nothing rules them out.
         let may = |c: &&Case<'_>| c.kind == Kind::Files && touches(c, index) && (may_be_managed(c) || c.bytes.is_none() && !is_settled(c));
         let pids: BTreeSet<u32> = match kind {
-            Kind::Leftover => cases.iter()
-                .filter(may)
-                // NVML's own context, in a recorder, has no unified memory; whoever has some may have this, whatever its name.
-                .filter(|c| may_be_managed(c) || c.living_owner().is_some_and(|p| p.comm() != RECORDER))
-                .filter_map(|c| c.living_owner())
-                .map(|p| p.id().tgid())
-                .collect(),
+            Kind::Leftover => cases.iter().filter(may).filter(|c| !is_recorder(world, c)).filter_map(Case::living_owner).map(|p| p.id().tgid()).collect(),
             _ => BTreeSet::new(),
         };
         cases.push(Case {
@@ -417,7 +419,7 @@ fn holders<'a>(world: &'a World, owner: Option<Owner<'a>>, files: &[&'a File]) -
 mod tests {
     use crate::event::{Hold, ProcessId, What};
     use crate::explanation::{CauseId, Confidence, Holding};
-    use crate::story::{CTL, MIB, Story, bare};
+    use crate::story::{CTL, GPU0, MIB, Story, UVM, bare};
 
     const BASH: (ProcessId, &str) = (ProcessId(12, 5), "bash");
 
@@ -508,5 +510,44 @@ mod tests {
         let told = story.told();
         assert!(told.holdings.iter().all(|h| h.bytes.is_none()), "{:#?}", told.holdings);
         assert_eq!((told.holdings.len(), told.gpus[0].unexplained_bytes), (2, Some(2_574 * MIB)));
+    }
+
+    /// What is left of a GPU beside a process of this name with these files.
+    fn beside(comm: &str, uvm: bool, charged: &[(u32, u64)]) -> CauseId {
+        let mut story = Story::cold();
+        let other = story.process(300, comm);
+        let files: &[_] = if uvm { &[CTL, GPU0, UVM] } else { &[CTL, GPU0] };
+        for dev in files {
+            story.opens(other, *dev);
+        }
+        story.nvml(2_560, charged);
+        story.scanned();
+        story.told().holdings.iter().find(|holding| holding.owner.is_none()).unwrap().cause
+    }
+
+    #[test]
+    fn a_name_alone_rules_nobody_out() {
+        for comm in ["outlive", "python3"] {
+            assert_eq!(beside(comm, true, &[(300, 500)]), CauseId::Unknown, "{comm} may have managed memory");
+            assert_eq!(beside(comm, true, &[]), CauseId::Unknown, "{comm} has an address space, though NVML does not list it");
+        }
+        assert_eq!(beside("outlive", false, &[]), CauseId::NoHolder, "our recorder has no memory, and NVML does not list it");
+        assert_eq!(beside("python3", false, &[]), CauseId::Unknown);
+    }
+
+    #[test]
+    fn managed_memory_is_not_given_to_one_because_of_the_others_name() {
+        let told = |comm: &str| {
+            let mut story = Story::warm();
+            let trainer = story.process(574, "python3");
+            story.uses_cuda(trainer);
+            story.nvml(500, &[(574, 500)]);
+            let other = story.process(300, comm);
+            story.uses_cuda(other);
+            story.nvml(2_560, &[(574, 500)]);
+            story.scanned();
+            story.told().holdings.iter().map(|h| (h.owner.as_ref().map(|o| o.pid), h.cause, h.bytes)).collect::<Vec<_>>()
+        };
+        assert_eq!(told("outlive"), told("python3"));
     }
 }

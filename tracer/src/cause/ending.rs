@@ -1,7 +1,7 @@
 //! Whether a living owner is on its way out, since when, and what its threads do: shared by the causes about exits.
 //!
-//! Always true: a process is "ending" when its exit has begun or a signal that must end it is pending; a thread in
-//! uninterruptible sleep alone does not make it so, unless its main thread has gone and the driver has all others.
+//! Always true: a process is "ending" when its exit has begun or a signal that must end it is pending (SIGKILL, or one that it neither
+//! handles nor ignores nor blocks); a thread in uninterruptible sleep alone does not make it so, unless its main thread has gone and the driver has all others.
 
 use super::case::{Case, PATIENCE_NS};
 use super::evidence::note;
@@ -11,7 +11,7 @@ use crate::event::{BootNs, SignalResult, StuckThread};
 use crate::stack::Wait;
 use crate::world::World;
 use crate::world::process::{Process, Stage};
-use crate::world::signal::{self, SIGKILL};
+use crate::world::signal::{self, SIGKILL, SignalRecord};
 
 /// Threads whose whole stack is evidence.
 const THREADS_TOLD: usize = 8;
@@ -45,23 +45,22 @@ pub fn of_process(process: &Process) -> Option<Ending<'_>> {
     if process.stage() > Stage::Exiting {
         return None;
     }
-    let record = process
-        .signals
-        .iter()
-        .rev()
-        .find(|r| r.sig == SIGKILL && r.delivered.is_none() && r.result != SignalResult::Ignored);
-    let pending = process.state().is_some_and(|state| {
+    let must_end = |sig: i32| {
+        // A damaged trace may have any number.
+        let Some(state) = process.state().filter(|_| signal::asks_to_end(sig)) else { return false };
         // A signal that a handler takes, or nobody, need not end it.
         let open = state.pending & !state.blocked;
         let fatal = open & !state.caught & !state.ignored;
-        let asleep = !state.stuck.is_empty();
-        let has = |mask: u64, sig: i32| mask >> (sig - 1) & 1 == 1;
-        has(open, SIGKILL) || asleep && (1..=31).any(|sig| has(fatal, sig) && signal::asks_to_end(sig))
-    });
-    let asked = || process.signals.iter().rev().find(|r| r.delivered.is_none() && signal::asks_to_end(r.sig)).and_then(|r| r.sent);
+        let has = |mask: u64| mask >> (sig - 1) & 1 == 1;
+        if sig == SIGKILL { has(open) } else { has(fatal) && !state.stuck.is_empty() }
+    };
+    let pending = (1..=31).any(must_end);
+    let is_it = |r: &&SignalRecord| (r.sig == SIGKILL || must_end(r.sig)) && r.delivered.is_none() && r.result != SignalResult::Ignored;
+    // Of the newest that counts: one that was sent again while it was pending changes nothing.
+    let record = process.signals.iter().rev().filter(is_it).min_by_key(|r| r.result == SignalResult::AlreadyPending);
     let since = match record {
         Some(record) => record.sent,
-        None if pending => asked(),
+        None if pending => None,
         None => process.exit.leader,
     };
     (record.is_some() || pending || is_abandoned(process)).then_some(Ending { process, exiting: false, since, stuck })
@@ -113,6 +112,15 @@ impl<'a> Ending<'a> {
     pub fn at_work(&self) -> Option<&'a StuckThread> {
         let unmaps = |thread: &&StuckThread| locate(thread).wait == Some(Wait::Unmapping) && thread.ran.is_none_or(|ran| ran.percent() > 0);
         self.stuck.iter().find(unmaps).or_else(|| self.busy_unseen().filter(|thread| thread.exiting))
+    }
+
+    /// Beside the thread `at_work`, two looks found another one in the same place in the driver, and what that waits for is not what the
+    /// first one may hold or do.
+    #[must_use]
+    pub fn is_stuck_beside(&self, at_work: &StuckThread) -> bool {
+        let stays = |thread: &StuckThread| thread.tid != at_work.tid && thread.same_since.is_some();
+        let by_itself = |found: &Where<'_>| !matches!(found.wait, Some(Wait::DriverLock | Wait::Lock | Wait::Deferred | Wait::Unmapping));
+        self.located(Place::Driver).any(|(thread, found)| stays(thread) && by_itself(&found))
     }
 
     /// A thread that uses a CPU in the kernel and of which nothing else could be read. It is in the kernel, since a fatal signal takes
@@ -170,5 +178,60 @@ impl<'a> Ending<'a> {
             notes.push(note(at, format!("{more} more threads of {name} have not ended")));
         }
         notes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::event::{ProcessId, SignalResult, StuckThread};
+    use crate::explanation::{CauseId, Holding};
+    use crate::story::Story;
+
+    const BASH: (ProcessId, &str) = (ProcessId(12, 5), "bash");
+
+    /// A signal is pending, and the main thread sits in a request to a file server; it was sent `seconds` ago.
+    fn asked(sig: i32, caught: bool, ignored: bool, seconds: u64) -> Holding {
+        let mut story = Story::warm();
+        let trainer = story.process(574, "python3");
+        story.uses_cuda(trainer);
+        story.wait(60);
+        story.signals(Some(BASH), trainer, sig);
+        story.wait(seconds);
+        let bit = 1 << (sig - 1);
+        let thread = StuckThread { tid: 574, state: "D".into(), stack: vec!["rpc_wait_bit_killable+0x1/0x2 [sunrpc]".into()], ..StuckThread::default() };
+        story.stands(trainer, "D", |s| (s.pending, s.caught, s.ignored, s.stuck) = (bit, bit * u64::from(caught), bit * u64::from(ignored), vec![thread]));
+        story.holding()
+    }
+
+    #[test]
+    fn a_signal_that_is_handled_need_not_end_anything() {
+        for sig in [1, 2, 3, 15] {
+            assert_eq!(asked(sig, true, false, 30).cause, CauseId::SignalNotFatal, "signal {sig}");
+            assert_eq!(asked(sig, false, true, 30).cause, CauseId::SignalNotFatal, "signal {sig}");
+            let holding = asked(sig, false, false, 30);
+            assert_eq!(holding.cause, CauseId::ExitBlockedElsewhere, "signal {sig}");
+            assert!(holding.summary.contains("for 30.0 s"), "since it was sent: {}", holding.summary);
+            assert_ne!(asked(sig, false, false, 1).cause, CauseId::ExitBlockedElsewhere, "signal {sig} is young");
+        }
+        assert_eq!(asked(9, true, true, 30).cause, CauseId::ExitBlockedElsewhere, "nothing handles SIGKILL");
+    }
+
+    #[test]
+    fn since_when_it_cannot_die_is_told_by_the_signal_that_must_end_it() {
+        let laters = [(15, 1, SignalResult::Ignored), (15, 2, SignalResult::Queued), (15, 15, SignalResult::AlreadyPending), (9, 9, SignalResult::AlreadyPending)];
+        for (first, later, result) in laters {
+            let mut story = Story::warm();
+            let trainer = story.process(574, "python3");
+            story.uses_cuda(trainer);
+            story.signals(Some(BASH), trainer, first);
+            story.wait(60);
+            story.signal_with(Some(BASH), trainer, later, result);
+            let thread = StuckThread { tid: 574, state: "D".into(), stack: vec!["rpc_wait_bit_killable+0x1/0x2 [sunrpc]".into()], ..StuckThread::default() };
+            let bit = |sig: i32| 1 << (sig - 1);
+            story.stands(trainer, "D", |s| (s.pending, s.caught, s.stuck) = (bit(first) | bit(2), bit(2), vec![thread]));
+            let holding = story.holding();
+            assert_eq!(holding.cause, CauseId::ExitBlockedElsewhere, "signal {later}");
+            assert!(holding.summary.contains("for 1 min 0 s"), "signal {later}: {}", holding.summary);
+        }
     }
 }

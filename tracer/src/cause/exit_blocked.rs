@@ -33,7 +33,7 @@ const MOUNTS_OFFERED: usize = 3;
 pub fn judge_in_driver(case: &Case<'_>) -> Option<Verdict> {
     let Some(ending) = stuck(case) else { return kernel_thread(case) };
     let (thread, found) = in_driver(case, &ending)?;
-    let (mut notes, lockers) = lock(case, &ending, &found);
+    let (mut notes, lockers) = lock(case, &ending, thread, &found);
     let name = format!("{} of {}", threads::name(ending.process, thread), words::process(ending.process));
     let (steps, why_not) = way_out::steps(case, ends(case, &lockers), Some(&name));
     notes.extend(why_not);
@@ -76,7 +76,7 @@ pub fn judge_elsewhere(case: &Case<'_>) -> Option<Verdict> {
     }
     let effect = "a signal cannot help: what the thread waits for (see its stack: FUSE, NFS, a disk) must answer or be aborted";
     let mut remedies = vec![remedy::wait(effect, case.bytes)];
-    remedies.extend(abort(case, thread, &found));
+    remedies.extend(abort(case, ending.process, thread, &found));
     Some(verdict(case, &ending, thread, &found, "in kernel code outside the NVIDIA driver", (Vec::new(), remedies)))
 }
 
@@ -103,18 +103,19 @@ const fn deduced(found: &Where<'_>) -> &'static str {
 }
 
 /// Who may hold the lock that a thread waits for: what is to be said, and which of them can be ended.
-fn lock<'a>(case: &Case<'a>, ending: &ending::Ending<'_>, found: &Where<'_>) -> (Vec<Note>, Vec<&'a Process>) {
+fn lock<'a>(case: &Case<'a>, ending: &ending::Ending<'_>, waits: &StuckThread, found: &Where<'_>) -> (Vec<Note>, Vec<&'a Process>) {
     let (mut notes, mut blockers) = (Vec::new(), Vec::new());
     if !matches!(found.wait, Some(Wait::DriverLock | Wait::Lock)) {
         return (notes, blockers);
     }
-    for (process, thread) in threads::lock_holders(case.world, ending.process).into_iter().take(HOLDERS_NAMED) {
+    for threads::LockHolder { process, thread, is_suspect } in threads::lock_holders(case.world, ending.process, waits).into_iter().take(HOLDERS_NAMED) {
         let at = process.state.as_ref().map(|(at, _)| *at);
         let name = threads::name(process, thread).replacen('t', "T", 1);
-        let what = format!("{name} of {} is inside the driver too and may hold that lock: it {}", words::process(process), threads::seen(case.world, thread));
+        let may = if is_suspect { " and may hold that lock" } else { ", perhaps for a moment only" };
+        let what = format!("{name} of {} is inside the driver too{may}: it {}", words::process(process), threads::seen(case.world, thread));
         notes.push(note(at, what));
         // One that is on its way out already cannot be ended; one that was seen there once does its ordinary work.
-        if thread.same_since.is_some() && process.id() != ending.process.id() && ending::of_process(process).is_none() {
+        if is_suspect && process.id() != ending.process.id() && ending::of_process(process).is_none() {
             blockers.push(process);
         }
     }
@@ -130,56 +131,47 @@ fn lock<'a>(case: &Case<'a>, ending: &ending::Ending<'_>, found: &Where<'_>) -> 
 }
 
 /// ", which thread 900 of python3 (PID 890) may hold": behind the clause of a thread that waits for a lock.
-fn held_by(case: &Case<'_>, process: &Process, found: &Where<'_>) -> String {
+fn held_by(case: &Case<'_>, process: &Process, waits: &StuckThread, found: &Where<'_>) -> String {
     if !matches!(found.wait, Some(Wait::DriverLock | Wait::Lock)) {
         return String::new();
     }
-    if let Some((holder, thread)) = threads::lock_holders(case.world, process).first() {
-        return format!(", perhaps {} of {}", threads::name(holder, thread), words::process(holder));
+    if let Some(holder) = threads::lock_holders(case.world, process, waits).first().filter(|holder| holder.is_suspect) {
+        return format!(", perhaps {} of {}", threads::name(holder.process, holder.thread), words::process(holder.process));
     }
     threads::kernel(case.world).next().map(|found| format!(", perhaps {}", threads::kernel_name(found))).unwrap_or_default()
 }
 
 /// What aborts the wait for a file system, milder first.
-fn abort(case: &Case<'_>, thread: &StuckThread, found: &Where<'_>) -> Vec<Remedy> {
+fn abort(case: &Case<'_>, process: &Process, thread: &StuckThread, found: &Where<'_>) -> Vec<Remedy> {
     let sure = matches!(&thread.mounts[..], [mount] if mount.by == MountBy::Syscall);
     let perhaps = if sure { "" } else { ", if it is this one that the thread waits for" };
-    let ticks = case.living_owner().map_or(0, |process| process.id().start() / remedy::NS_PER_TICK);
-    let pid = case.living_owner().map_or(0, |process| process.id().tgid());
+    let frees = case.bytes.filter(|_| sure);
     let one = |mount: &Mount| -> Vec<Remedy> {
         let place = threads::mount(mount);
-        // The path of a container's mount means nothing outside of it.
-        // The leader may be a zombie, which has no mounts: the thread has.
-        let enter = match mount.inside {
-            true => format!("grep -qw {ticks} /proc/{pid}/stat && nsenter -t {} -m ", thread.tid),
-            false => String::new(),
+        let check = only_if_unchanged(process, thread, mount);
+        // The path of a container's mount means nothing outside of it. The leader may be a zombie, which has no mounts: the thread has.
+        let enter = if mount.inside { format!("nsenter -t {} -m ", thread.tid) } else { String::new() };
+        let unmount = |options: &str, effect: String, risk: &str| {
+            quoted(&mount.point).map(|point| remedy::command(format!("{check}{enter}umount {options} {point}"), effect, frees, risk))
         };
         match found.wait {
             Some(Wait::Fuse) => {
-                let frees = case.bytes.filter(|_| sure);
                 let abort = abort_file(mount).map(|file| {
                     remedy::command(
-                        format!("{} && echo 1 > {file}", still_mounted(mount, thread.tid)),
+                        format!("{check}echo 1 > {file}"),
                         format!("aborts the FUSE connection of {place}: all its requests fail, and the exit goes on{perhaps}"),
                         frees,
                         "whoever uses this mount gets errors; what its server had not written is lost",
                     )
                 });
-                let unmount = quoted(&mount.point).map(|point| {
-                    let risk = "whoever uses this mount gets errors until it is mounted again; what its server had not written is lost";
-                    let effect = format!("removes the mount {place} and aborts its connection: all its requests fail, and the exit goes on{perhaps}");
-                    remedy::command(format!("{enter}umount -f -l {point}"), effect, frees, risk)
-                });
-                abort.into_iter().chain(unmount).collect()
+                let risk = "whoever uses this mount gets errors until it is mounted again; what its server had not written is lost";
+                let effect = format!("removes the mount {place} and aborts its connection: all its requests fail, and the exit goes on{perhaps}");
+                abort.into_iter().chain(unmount("-f -l", effect, risk)).collect()
             }
-            Some(Wait::Nfs) => quoted(&mount.point)
-                .map(|point| {
-                    let effect = format!("makes the pending requests to {place} fail, when its server does not come back{perhaps}");
-                    let risk = "whoever uses this mount gets errors; what was not written is lost";
-                    remedy::command(format!("{enter}umount -f {point}"), effect, case.bytes.filter(|_| sure), risk)
-                })
-                .into_iter()
-                .collect(),
+            Some(Wait::Nfs) => {
+                let effect = format!("makes the pending requests to {place} fail, when its server does not come back{perhaps}");
+                unmount("-f", effect, "whoever uses this mount gets errors; what was not written is lost").into_iter().collect()
+            }
             _ => Vec::new(),
         }
     };
@@ -193,19 +185,25 @@ fn abort_file(mount: &Mount) -> Option<String> {
     mount.abort.is_some().then(|| format!("/sys/fs/fuse/connections/{number}/abort"))
 }
 
-/// Whether the mount is still that one: the number of a device is used again. Nothing here asks the file system itself.
-fn still_mounted(mount: &Mount, tid: u32) -> String {
-    let who = if mount.inside { tid.to_string() } else { "self".to_owned() };
-    // The kernel writes a space with four characters. A path that would need care is left out: then the number must do.
-    let point = quoted(&mount.point).map(|_| format!(".* {} ", mount.point.replace(' ', "...."))).unwrap_or_default();
-    format!("grep -q ' {}:{} {point}' /proc/{who}/mountinfo", mount.dev.0, mount.dev.1)
+/// A check before a command: the process is the one that was seen, and its thread sees this mount. Who repairs a mount mounts it at the
+/// same place, and it may get the same number: so the process must still be there, which keeps what it uses from ending. Nothing here asks
+/// the file system itself.
+fn only_if_unchanged(process: &Process, thread: &StuckThread, mount: &Mount) -> String {
+    let (pid, tid, (major, minor)) = (process.id().tgid(), thread.tid, mount.dev);
+    // The kernel writes a space with four characters, and a shell or grep may take others for its own.
+    let point: String = mount.point.chars().map(|c| if is_harmless(c) { c.to_string() } else { ".*".to_owned() }).collect();
+    format!("{}grep -q ' {major}:{minor} [^ ]* {point} ' /proc/{pid}/task/{tid}/mountinfo && ", remedy::only_if_same(process))
 }
 
 /// A path as one word of a shell; nothing when it has characters that would need care.
 fn quoted(path: &str) -> Option<String> {
-    let harmless = |c: char| c.is_ascii_alphanumeric() || matches!(c, '/' | '.' | '_' | '-' | '+' | ':' | '@' | '=' | ',');
-    let plain = path.starts_with('/') && path.chars().all(|c| harmless(c) || c == ' ');
+    let plain = path.starts_with('/') && path.chars().all(|c| is_harmless(c) || c == ' ');
     plain.then(|| if path.contains(' ') { format!("'{path}'") } else { path.to_owned() })
+}
+
+/// Neither a shell nor a basic regular expression does anything with it (but that `.` stands for any character).
+const fn is_harmless(c: char) -> bool {
+    c.is_ascii_alphanumeric() || matches!(c, '/' | '.' | '_' | '-' | '+' | ':' | '@' | '=' | ',')
 }
 
 type Said = (Vec<Note>, Vec<Remedy>);
@@ -218,7 +216,7 @@ fn verdict(case: &Case<'_>, ending: &ending::Ending<'_>, thread: &StuckThread, f
     let seen = || thread.same_since.map(|since| for_long(since, "at least "));
     let waited = ending.since.map(|since| for_long(since, "")).or_else(seen).unwrap_or_default();
     let purpose = threads::purpose(found, thread);
-    let holder = held_by(case, ending.process, found);
+    let holder = held_by(case, ending.process, thread, found);
     let frame = found.frame.map(|frame| format!(" ({})", threads::function(frame))).unwrap_or_default();
     let watched = case.gpu().is_some_and(|gpu| gpu.flat_for() >= PATIENCE_NS) || ending.since.is_some();
     let (more, remedies) = said;

@@ -3,7 +3,8 @@
 //! Which Xid is near: one that names the owner; one on the case's GPU from a minute before the owner's end began (a driver that
 //! gives up on the GPU says so after at most 45 s of waiting for its firmware, and the kill follows) to a minute after it was
 //! over. One that can stop memory from being freed is near from then until now, and if it came within the last day: a job that
-//! hangs at night is killed in the morning, and such an error stays until somebody resets the GPU. Always true: pure.
+//! hangs at night is killed in the morning, and such an error stays until somebody resets the GPU. Always true: pure; what
+//! another GPU reports is told where it names the owner, and decides nothing.
 
 use super::case::Case;
 use super::evidence::note;
@@ -62,19 +63,23 @@ fn span(process: Option<&Process>) -> (Option<BootNs>, Option<BootNs>) {
 /// be done: then the GPU was reset meanwhile.
 #[must_use]
 pub fn blocking<'a>(case: &Case<'a>) -> Option<(&'a Xid, Facts)> {
-    let pci = case.gpu().and_then(|gpu| gpu.pci.as_deref());
-    let well = well_since(case).max(recovered(case, pci));
-    // An owner's error on another GPU says nothing of this one.
-    let here = |xid: &Xid| pci.is_none_or(|pci| same_gpu(pci, &xid.pci));
-    let blocks =
-        |(xid, facts): &(&Xid, Facts)| facts.memory == Memory::Stuck && here(xid) && well.is_none_or(|well| well <= xid.at);
-    near(case).filter_map(|(xid, facts)| Some((xid, facts?))).filter(blocks).last()
+    let well = well_since(case);
+    let blocks = |xid: &Xid| well.is_none_or(|well| well <= xid.at) && all_clear(case, xid).is_none();
+    stuck_here(case).filter(|(xid, _)| blocks(xid)).last()
 }
 
-/// When the driver last said that no recovery is asked for any more: Xid 154 "... to 0x0 (None)".
-fn recovered(case: &Case<'_>, pci: Option<&str>) -> Option<BootNs> {
-    let says = |xid: &&Xid| xid.code == 154 && xid.message.contains(" to 0x0 ") && pci.is_some_and(|pci| same_gpu(pci, &xid.pci));
-    case.world.host().xids.iter().filter(says).map(|xid| xid.at).max()
+/// The Xids near that can stop memory of the case's GPU from being freed: an owner's error on another GPU says nothing of this one. Where
+/// the GPU's address is not known, one that names the owner is taken for its.
+fn stuck_here<'a>(case: &Case<'a>) -> impl Iterator<Item = (&'a Xid, Facts)> {
+    let pci = case.gpu().and_then(|gpu| gpu.pci.as_deref());
+    let here = move |xid: &Xid| pci.is_none_or(|pci| same_gpu(pci, &xid.pci));
+    near(case).filter_map(|(xid, facts)| Some((xid, facts?))).filter(move |(xid, facts)| facts.memory == Memory::Stuck && here(xid))
+}
+
+/// The driver's word after this Xid that its GPU needs no recovery any more.
+fn all_clear<'a>(case: &Case<'a>, after: &Xid) -> Option<&'a Xid> {
+    let clears = |xid: &&Xid| xid.at >= after.at && xid::is_all_clear(xid.code, &xid.message) && same_gpu(&xid.pci, &after.pci);
+    case.world.host().xids.iter().find(clears)
 }
 
 /// When NVML said that nothing is to be done for the GPU, where that is its last word.
@@ -128,6 +133,10 @@ pub(super) fn notes(case: &Case<'_>, notes: &mut Vec<Note>) {
     for (xid, facts, times) in numbers.into_values().take(TOLD_MAX) {
         notes.push(note(Some(xid.at), sentence(case, xid, facts, times)));
     }
+    if let Some(clear) = stuck_here(case).filter_map(|(xid, _)| all_clear(case, xid)).last() {
+        let pci = words::plain(&clear.pci);
+        notes.push(note(Some(clear.at), format!("The driver asks for nothing for the GPU at {pci} after that: it may have been reset meanwhile")));
+    }
     let (Some(index), Some((at, health))) = (case.gpu, case.gpu().and_then(|gpu| gpu.health)) else { return };
     if health.lost {
         notes.push(note(Some(at), format!("NVML says that GPU {index} is lost: it has fallen off the bus")));
@@ -135,7 +144,7 @@ pub(super) fn notes(case: &Case<'_>, notes: &mut Vec<Note>) {
     if health.reset_required {
         notes.push(note(Some(at), format!("NVML says that GPU {index} must be reset")));
     }
-    let outdated = near(case).any(|(xid, facts)| facts.is_some_and(|facts| facts.memory == Memory::Stuck) && xid.at < at);
+    let outdated = stuck_here(case).any(|(xid, _)| xid.at < at);
     if outdated && well_since(case).is_some() {
         notes.push(note(Some(at), format!("NVML asks for nothing for GPU {index} after that: it may have been reset meanwhile")));
     }
@@ -257,5 +266,39 @@ mod tests {
         let says = |text: &str| holding.evidence.iter().any(|e| e.what == text);
         assert!(says("NVML asks for a reset of the GPU (GPU 0)"), "{:#?}", holding.evidence);
         assert!(says("NVML says that GPU 0 is lost: it has fallen off the bus"));
+    }
+
+    #[test]
+    fn what_clears_an_error_is_told_and_only_of_its_own_gpu() {
+        let lost = |nvml: bool, events: &[What]| {
+            let mut story = Story::warm();
+            let trainer = story.process(574, "python3");
+            story.uses_cuda(trainer);
+            if nvml {
+                story.nvml(2_560, &[(574, 2_560)]);
+            }
+            story.signals(Some(BASH), trainer, 9);
+            events.iter().for_each(|what| story.wait(2).push(what.clone()));
+            story.wait(20);
+            // Whether the GPU blocks it decides this cause.
+            let ran = Some(crate::event::Ran { cpu_ns: 1, over_ns: 1 });
+            let thread = crate::event::StuckThread { tid: 574, state: "R".into(), ran, ..Default::default() };
+            story.stands(trainer, "R", |s| (s.pending, s.stuck) = (1 << 8, vec![thread]));
+            story.holding()
+        };
+        let clear = What::Xid { pci: "0000:0b:00".into(), code: 154, pid: None, message: "GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)".into() };
+        let blocked = |holding: &Holding| holding.cause == crate::explanation::CauseId::ExitBlockedInDriver;
+        let says = |holding: &Holding, text: &str| holding.evidence.iter().any(|e| e.what.contains(text));
+        for nvml in [true, false] {
+            assert!(blocked(&lost(nvml, &[xid(119, Some(574))])));
+            let holding = lost(nvml, &[xid(119, Some(574)), clear.clone()]);
+            assert!(!blocked(&holding), "with NVML: {nvml}");
+            assert!(says(&holding, "The driver asks for nothing for the GPU at 0000:0b:00 after that: it may have been reset meanwhile"), "{:#?}", holding.evidence);
+            assert!(blocked(&lost(nvml, &[clear.clone(), xid(119, Some(574))])), "the error is newer");
+        }
+        let other = What::Xid { pci: "0000:0c:00".into(), code: 79, pid: Some(574), message: "of GPU 1".into() };
+        let well = What::GpuHealth { gpu: 0, recovery: Some(0), lost: false, reset_required: false };
+        let holding = lost(true, &[other, well]);
+        assert!(says(&holding, "The GPU at 0000:0c:00 reported Xid 79") && !says(&holding, "NVML asks for nothing"), "{:#?}", holding.evidence);
     }
 }

@@ -15,7 +15,7 @@ const TARGETS_MAX: usize = 256;
 /// Up to this many processes, each has a check of its own; more are checked in a loop.
 const CHECKED_MAX: usize = 3;
 /// USER_HZ is 100 wherever NVIDIA drivers run.
-pub const NS_PER_TICK: u64 = 10_000_000;
+const NS_PER_TICK: u64 = 10_000_000;
 
 /// Only waiting helps.
 #[must_use]
@@ -67,7 +67,7 @@ pub fn kill(world: &World, signal: &str, targets: &[&Process]) -> String {
     let who: Vec<String> = targets.iter().map(|p| identity(world, p)).collect();
     let who = words::list(&who, 3);
     if targets.len() > CHECKED_MAX {
-        let each: Vec<String> = targets.iter().map(|p| format!("{}:{}", p.id().tgid(), p.id().start() / NS_PER_TICK)).collect();
+        let each: Vec<String> = targets.iter().map(|p| format!("{}:{}", p.id().tgid(), ticks(p))).collect();
         let check = "grep -qw ${p#*:} /proc/${p%:*}/stat";
         return format!("for p in {}; do {check} && kill -{signal} ${{p%:*}}; done   # {who}", each.join(" "));
     }
@@ -75,13 +75,24 @@ pub fn kill(world: &World, signal: &str, targets: &[&Process]) -> String {
     format!("{}   # {who}", each.join("; "))
 }
 
-/// Signals a process only while it is the one that was seen: field 22 of /proc/PID/stat is its start in clock ticks (proc(5)).
+/// Signals a process only while it is the one that was seen.
 fn checked_kill(signal: &str, process: &Process) -> String {
-    let pid = process.id().tgid();
-    match process.id().start() / NS_PER_TICK {
-        0 => format!("kill -{signal} {pid}"),
-        ticks => format!("grep -qw {ticks} /proc/{pid}/stat && kill -{signal} {pid}"),
+    format!("{}kill -{signal} {}", only_if_same(process), process.id().tgid())
+}
+
+/// "grep -qw 420928 /proc/580/stat && ": what follows is done only while the process is the one that was seen, be it a zombie. Empty when
+/// its start is not known.
+#[must_use]
+pub fn only_if_same(process: &Process) -> String {
+    match ticks(process) {
+        0 => String::new(),
+        ticks => format!("grep -qw {ticks} /proc/{}/stat && ", process.id().tgid()),
     }
+}
+
+/// Field 22 of /proc/PID/stat: the start in clock ticks (proc(5)).
+fn ticks(process: &Process) -> u64 {
+    process.id().start() / NS_PER_TICK
 }
 
 /// A name for the comment behind a command: an interactive zsh takes `#` for a word and would run a `$(...)` after it.
@@ -96,5 +107,59 @@ fn identity(world: &World, process: &Process) -> String {
     match world.host().wall(start).filter(|_| start != 0) {
         Some(wall) => format!("{comm}, started {} {} UTC", wall.get(..10).unwrap_or(""), wall.get(11..19).unwrap_or("")),
         None => comm,
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use crate::event::{ProcessId, ProcessInfo, What};
+    use crate::story::Story;
+    use std::process::{Child, Command};
+
+    /// Whether a shell comes to what stands behind the checks of a command, when these files are like this.
+    pub(in crate::cause) fn passes(command: &str, files: &[(&str, &str)]) -> bool {
+        let folder = tempfile::tempdir().unwrap();
+        let mut check = command.rsplit_once("&&").unwrap().0.to_owned();
+        for (at, (name, text)) in files.iter().enumerate() {
+            let file = folder.path().join(at.to_string());
+            std::fs::write(&file, text).unwrap();
+            check = check.replace(name, file.to_str().unwrap());
+        }
+        Command::new("sh").args(["-c", &check]).status().unwrap().success()
+    }
+
+    fn start(child: &Child) -> u64 {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap();
+        stat.rsplit_once(')').unwrap().1.split_whitespace().nth(19).unwrap().parse().unwrap()
+    }
+
+    /// The command for `n` processes, of which the last one's number is somebody else's by now, run in a shell: whom it ended.
+    fn ended(n: usize) -> Vec<bool> {
+        let mut children: Vec<Child> = (0..n).map(|_| Command::new("sleep").arg("60").spawn().unwrap()).collect();
+        let mut story = Story::cold();
+        let ids: Vec<ProcessId> = children.iter().map(|child| ProcessId(child.id(), start(child) * NS_PER_TICK)).collect();
+        let seen = |at: usize, id: ProcessId| if at + 1 == n { ProcessId(id.tgid(), id.start() - 5 * NS_PER_TICK) } else { id };
+        let seen: Vec<ProcessId> = ids.iter().enumerate().map(|(at, id)| seen(at, *id)).collect();
+        for id in &seen {
+            story.push(What::Process(Box::new(ProcessInfo { id: *id, comm: Some("$(sleep 9)".into()), ..ProcessInfo::default() })));
+        }
+        let world = story.world();
+        let targets: Vec<&Process> = seen.iter().map(|id| world.process(*id).unwrap()).collect();
+        Command::new("sh").args(["-c", &kill(&world, "KILL", &targets)]).status().unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(200));
+        let ended = children.iter_mut().map(|child| child.try_wait().unwrap().is_some()).collect();
+        for child in &mut children {
+            let _ = child.kill();
+            child.wait().unwrap();
+        }
+        ended
+    }
+
+    #[test]
+    fn a_number_that_is_somebody_elses_by_now_is_not_signalled_however_many_there_are() {
+        assert_eq!(ended(1), [false]);
+        assert_eq!(ended(CHECKED_MAX), [true, true, false]);
+        assert_eq!(ended(CHECKED_MAX + 2), [true, true, true, true, false]);
     }
 }

@@ -12,7 +12,7 @@
 //! * **Would refute it:** memory that does not fall while a thread sits in the kernel (`exit_blocked_*`), or that
 //!   stays after the last holder is gone (`no_holder`).
 //! * **Confidence:** exact while memory is falling; inferred from the exit's age or from what a thread does.
-//! * **Remedy:** wait.
+//! * **Remedy:** wait; look again, where one look found a thread of the kernel at it.
 
 use super::case::{Case, Kind, PATIENCE_NS};
 use super::evidence::note;
@@ -62,7 +62,8 @@ pub fn judge(case: &Case<'_>) -> Option<Verdict> {
         (None, None) if deferred.is_some() => "and for how long it has done that is not known".to_owned(),
         (None, None) => "and the driver may still be taking its context apart".to_owned(),
     };
-    let effect = match deferred.is_some_and(|deferred| falling.is_none() && !deferred.is_recent(case)) {
+    let unproven = deferred.is_some_and(|deferred| falling.is_none() && !deferred.is_recent(case));
+    let effect = match unproven {
         true => "look again in ten seconds: if the thread is in the same place then, it is stuck; else the memory comes back by itself",
         false => "the memory comes back by itself; look again in some seconds",
     };
@@ -70,7 +71,7 @@ pub fn judge(case: &Case<'_>) -> Option<Verdict> {
         confidence: if falling.is_some() { Confidence::Exact } else { Confidence::Inferred },
         summary: format!("{subject} {how}."),
         notes,
-        remedies: vec![remedy::wait(effect, case.bytes)],
+        remedies: vec![remedy::wait(effect, case.bytes.filter(|_| !unproven))],
     })
 }
 
@@ -78,10 +79,7 @@ pub fn judge(case: &Case<'_>) -> Option<Verdict> {
 /// spin, where the GPU is known to be in trouble.
 fn at_work<'a>(case: &Case<'_>, ending: &ending::Ending<'a>) -> Option<&'a StuckThread> {
     // A thread that two looks found in the driver, in the same place, says more than a busy one.
-    if ending.in_driver().is_some_and(|(thread, _)| thread.same_since.is_some()) {
-        return None;
-    }
-    let thread = ending.at_work()?;
+    let thread = ending.at_work().filter(|thread| !ending.is_stuck_beside(thread))?;
     let since = ending.since.or(thread.same_since);
     let old = since.is_some_and(|since| case.now().saturating_sub(since) > WORK_MAX_NS);
     let doubtful = thread.stack.is_empty() && health::blocking(case).is_some();

@@ -3,8 +3,9 @@
 //! Always true: pure. A stack goes before the function that a thread sleeps in, that before its system call; what is only
 //! deduced says so. Names from the host are made plain.
 
+use super::case::PATIENCE_NS;
 use super::words;
-use crate::event::{KernelThread, Mount, MountBy, StuckThread};
+use crate::event::{BootNs, KernelThread, Mount, MountBy, StuckThread};
 use crate::stack::{self, Wait};
 use crate::world::World;
 use crate::world::process::Process;
@@ -183,20 +184,34 @@ pub fn mounts_note(thread: &StuckThread) -> Option<String> {
     })
 }
 
-/// Who may hold the lock of the driver that a thread waits for: threads inside the driver that do not wait for one themselves.
-/// Those of its own process first, then those that stay where they are: whoever just passes through is on everybody's host.
+/// A thread inside the driver that may hold a lock which another one waits for.
+#[derive(Clone, Copy, Debug)]
+pub struct LockHolder<'a> {
+    /// Whose thread.
+    pub process: &'a Process,
+    /// The thread.
+    pub thread: &'a StuckThread,
+    /// It is of the waiting process, or two looks found it in the same place, and not only when the other one had waited for long. Whoever
+    /// just passes through is on everybody's host.
+    pub is_suspect: bool,
+}
+
+/// Who may hold the lock of the driver that the thread `waits` of `waiting` waits for: threads inside the driver that do not wait for one
+/// themselves. Those of its own process first, then those that stay where they are.
 #[must_use]
-pub fn lock_holders<'a>(world: &'a World, waiting: &Process) -> Vec<(&'a Process, &'a StuckThread)> {
+pub fn lock_holders<'a>(world: &'a World, waiting: &Process, waits: &StuckThread) -> Vec<LockHolder<'a>> {
+    let in_time = |since: BootNs| waits.same_since.is_none_or(|waited| since <= waited.saturating_add(PATIENCE_NS));
     let has = |thread: &&StuckThread| {
         let found = locate(thread);
         found.place == Place::Driver && !matches!(found.wait, Some(Wait::DriverLock | Wait::Lock))
     };
     let of = |process: &'a Process| {
         let stuck = process.state().map_or(&[][..], |state| &state.stuck[..]);
-        stuck.iter().filter(has).map(move |thread| (process, thread))
+        let own = process.id() == waiting.id();
+        stuck.iter().filter(has).map(move |thread| LockHolder { process, thread, is_suspect: own || thread.same_since.is_some_and(in_time) })
     };
     let mut found: Vec<_> = world.processes().filter(|process| process.is_alive()).flat_map(of).collect();
-    found.sort_by_key(|(process, thread)| (process.id() != waiting.id(), thread.same_since.is_none()));
+    found.sort_by_key(|holder| (holder.process.id() != waiting.id(), !holder.is_suspect));
     found
 }
 

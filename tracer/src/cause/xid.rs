@@ -87,15 +87,26 @@ pub fn of(code: u32, message: &str) -> Option<Facts> {
     if code != 154 {
         return TABLE.iter().find(|(known, _)| *known == code).map(|(_, facts)| *facts);
     }
-    let wanted = message.rsplit(" to ").next().unwrap_or(message).to_ascii_lowercase();
+    let wanted = wanted(message);
     let asks = |word| wanted.contains(word);
     Some(match () {
         () if asks("reboot") => facts("the driver asks for a reboot of the host", Stuck, Reboot),
         () if asks("reset") => facts("the driver asks for a reset of the GPU", Stuck, Reset),
         () if asks("drain") => facts("the driver asks to end all use of the GPU by other GPUs", Freed, Restart),
-        () if asks("none") => facts("the driver no longer asks for a recovery of the GPU", Freed, Restart),
+        () if is_all_clear(code, message) => facts("the driver no longer asks for a recovery of the GPU", Freed, Restart),
         () => facts("the driver changed what it asks for to recover the GPU", Freed, Restart),
     })
+}
+
+/// The driver says that nothing is to be done for the GPU any more.
+#[must_use]
+pub fn is_all_clear(code: u32, message: &str) -> bool {
+    code == 154 && wanted(message).contains("none")
+}
+
+/// What Xid 154 asks for from now on.
+fn wanted(message: &str) -> String {
+    message.rsplit(" to ").next().unwrap_or(message).to_ascii_lowercase()
 }
 
 impl Facts {

@@ -1,14 +1,18 @@
 //! Exits that do not end, told apart by what their threads do.
 
-use crate::event::{Dev, Hold, KernelThread, Mount, MountBy, ProcessId, ProcessState, Ran, StuckThread, What};
+use crate::event::{Dev, Hold, KernelThread, ProcessId, ProcessState, Ran, StuckThread, What};
 use crate::explanation::{CauseId, Confidence, Explanation, Holding, explain};
 use crate::story::{CTL, GPU0, SECOND, Story, UVM, bare, fold};
 use std::collections::BTreeMap;
+
+mod files;
 
 const BASH: (ProcessId, &str) = (ProcessId(12, 5), "bash");
 /// Another GPU: who has only that one need not be stopped.
 const GPU1: Dev = Dev::new(195, 1);
 const KILL: u64 = 1 << 8;
+/// Start of the owner of [`vain`].
+const TICKS: u64 = 100_000;
 const SPIN: [&str; 2] = ["uvm_spin_loop+0x1c/0x90 [nvidia_uvm]", "uvm_ioctl+0x1/0x2 [nvidia_uvm]"];
 const LOCK: [&str; 3] = ["rwsem_down_write_slowpath+0x1/0x2", "down_write+0x1/0x2", "os_acquire_rwlock_write+0x1/0x2 [nvidia]"];
 const FUSE: [&str; 2] = ["request_wait_answer+0x1/0x2 [fuse]", "fuse_read+0x1/0x2 [fuse]"];
@@ -16,10 +20,6 @@ const FUSE: [&str; 2] = ["request_wait_answer+0x1/0x2 [fuse]", "fuse_read+0x1/0x
 fn stuck(letter: &str, stack: &[&str]) -> StuckThread {
     let stack = stack.iter().map(|frame| (*frame).to_owned()).collect();
     StuckThread { tid: 577, state: letter.into(), stack, ..StuckThread::default() }
-}
-
-fn mount(point: &str, kind: &str, source: &str, minor: u32, by: MountBy) -> Mount {
-    Mount { point: point.into(), kind: kind.into(), source: source.into(), dev: (0, minor), abort: kind.starts_with("fuse").then(|| format!("/sys/fs/fuse/connections/{minor}/abort")), by, inside: false }
 }
 
 /// SIGKILL was sent half a minute ago and the memory stays.
@@ -121,22 +121,24 @@ fn nobody_is_to_be_ended_for_a_request_that_was_seen_once() {
     }
     let holding = story.holding();
     assert_eq!(holding.cause, CauseId::ExitBlockedInDriver);
-    assert_says(&holding, "Thread 890 of python3 (PID 890) is inside the driver too and may hold that lock");
+    assert_says(&holding, "Thread 890 of python3 (PID 890) is inside the driver too, perhaps for a moment only: it is in state R");
+    assert!(!holding.summary.contains("python3"), "who reads only the sentence would end it: {}", holding.summary);
     assert!(commands(&holding).iter().all(|c| !c.contains("kill")), "{:?}", commands(&holding));
 }
 
 #[test]
-fn a_root_of_a_container_is_never_taken_away() {
-    let mounts = vec![mount("/", "fuse.fuse-overlayfs", "fuse-overlayfs", 47, MountBy::Open)];
-    let holding = killed_in_vain(StuckThread { mounts, ..stuck("D", &FUSE) });
-    assert_eq!(commands(&holding), [""; 0]);
-}
-
-#[test]
-fn a_trace_cannot_say_which_file_is_written_to() {
-    let mounts = vec![Mount { abort: Some("/etc/shadow".into()), ..mount("/mnt/x", "fuse.x", "x", 47, MountBy::Syscall) }];
-    let holding = killed_in_vain(StuckThread { mounts, ..stuck("D", &FUSE) });
-    assert!(commands(&holding).iter().all(|c| !c.contains("shadow")), "{:?}", commands(&holding));
+fn who_came_into_the_driver_long_after_the_wait_began_does_not_hold_the_lock() {
+    let named = |waited: u64, since: u64| {
+        let (mut story, _) = vain(|s| s.stuck = vec![StuckThread { same_since: Some(waited * SECOND), ..stuck("D", &LOCK) }]);
+        let other = story.process(890, "python3");
+        story.stands(other, "S", |s| s.stuck = vec![StuckThread { tid: 900, same_since: Some(since * SECOND), ..stuck("R", &SPIN) }]);
+        let holding = story.holding();
+        let named = holding.summary.contains("python3");
+        assert_eq!(commands(&holding).iter().any(|c| c.contains("kill")), named, "{:?}", commands(&holding));
+        named
+    };
+    assert!(named(1_010, 1_000) && named(1_010, 1_012), "two looks at two processes are not at one time");
+    assert!(!named(1_000, 1_020));
 }
 
 #[test]
@@ -176,71 +178,6 @@ fn a_lock_that_a_kernel_thread_holds_is_told_with_it() {
     story.push(What::KernelThreads { list: vec![kworker("UVM GPU1 BH", &["hmm_evict+0x1/0x2 [nvidia_uvm]"])] });
     let holding = story.holding();
     assert!(holding.summary.contains("perhaps the kernel thread UVM GPU1 BH (PID 77)"), "{}", holding.summary);
-}
-
-#[test]
-fn without_a_driver_frame_the_gpu_is_innocent() {
-    let holding = killed_in_vain(stuck("D", &FUSE));
-    assert_eq!(holding.cause, CauseId::ExitBlockedElsewhere);
-    assert!(
-        holding.summary.contains(
-            "thread 577 is stuck in kernel code outside the NVIDIA driver for 30.0 s and waits for the FUSE server (request_wait_answer"
-        ),
-        "{}",
-        holding.summary
-    );
-    assert_eq!(commands(&holding), [""; 0]);
-}
-
-#[test]
-fn a_fuse_mount_is_named_and_its_connection_can_be_aborted() {
-    let mounts = vec![mount("/mnt/my data", "fuse.rclone", "remote:", 47, MountBy::Syscall)];
-    let thread = StuckThread { syscall: Some("read".into()), file: Some("/mnt/my data/x".into()), mounts, ..stuck("D", &FUSE) };
-    let holding = killed_in_vain(thread);
-    assert!(holding.summary.contains("waits for the FUSE server of /mnt/my data (fuse.rclone, remote:) (request_wait"), "{}", holding.summary);
-    let abort = "grep -q ' 0:47 .* /mnt/my....data ' /proc/self/mountinfo && echo 1 > /sys/fs/fuse/connections/47/abort";
-    assert_eq!(commands(&holding), [abort, "umount -f -l '/mnt/my data'"]);
-    assert!(holding.remedy.iter().filter(|r| r.command.is_some()).all(|r| r.frees_bytes.is_some()));
-    assert_says(&holding, "The system call of thread 577 works on a file of /mnt/my data (fuse.rclone, remote:)");
-    assert_says(&holding, "; its system call is read on /mnt/my data/x");
-}
-
-#[test]
-fn of_several_fuse_mounts_none_is_claimed_and_no_path_runs_in_a_shell() {
-    let mounts = vec![mount("/a;reboot", "fuse.x", "x", 47, MountBy::Mounted), mount("/b", "fuse.y", "y", 48, MountBy::Mounted)];
-    let holding = killed_in_vain(StuckThread { mounts, ..stuck("D", &FUSE) });
-    assert_says(&holding, "Which file thread 577 waits for is not known; it can see /a;reboot (fuse.x, x) and /b (fuse.y, y)");
-    let expected = [
-        "grep -q ' 0:47 ' /proc/self/mountinfo && echo 1 > /sys/fs/fuse/connections/47/abort",
-        "grep -q ' 0:48 .* /b ' /proc/self/mountinfo && echo 1 > /sys/fs/fuse/connections/48/abort",
-        "umount -f -l /b",
-    ];
-    assert_eq!(commands(&holding), expected);
-    assert!(holding.remedy.iter().any(|r| r.effect.contains("if it is this one that the thread waits for")));
-}
-
-#[test]
-fn nfs_and_disks_are_told_apart() {
-    let mounts = vec![mount("/home", "nfs4", "server:/home", 50, MountBy::Open)];
-    let nfs = ["rpc_wait_bit_killable+0x1/0x2 [sunrpc]", "nfs4_proc_getattr+0x1/0x2 [nfsv4]"];
-    let holding = killed_in_vain(StuckThread { mounts, ..stuck("D", &nfs) });
-    assert_eq!(holding.cause, CauseId::ExitBlockedElsewhere);
-    assert!(holding.summary.contains("waits for the NFS server, perhaps of /home (nfs4, server:/home)"), "{}", holding.summary);
-    assert_eq!(commands(&holding), ["umount -f /home"]);
-    let mounts = vec![Mount { inside: true, ..mount("/home", "nfs4", "server:/home", 50, MountBy::Open) }];
-    let holding = killed_in_vain(StuckThread { mounts, ..stuck("D", &nfs) });
-    assert_eq!(commands(&holding).len(), 1);
-    assert!(commands(&holding)[0].ends_with("/proc/574/stat && nsenter -t 577 -m umount -f /home"), "the path is a container's: {holding:#?}");
-    assert!(holding.remedy.iter().all(|r| r.command.is_none() || r.frees_bytes.is_none()), "it may be another mount");
-    let mounts = vec![mount("/", "ext4", "/dev/sda1", 1, MountBy::Syscall)];
-    let holding = killed_in_vain(StuckThread { mounts, ..stuck("D", &["io_schedule+0x1/0x2", "ext4_sync_file+0x1/0x2"]) });
-    assert!(holding.summary.contains("waits for the disk of / (ext4, /dev/sda1)"), "{}", holding.summary);
-}
-
-#[test]
-fn the_driver_that_waits_for_a_file_is_innocent() {
-    let fault = [FUSE[0], "handle_mm_fault+0x1/0x2", "nvidia_unlocked_ioctl+0x1/0x2 [nvidia]"];
-    assert_eq!(killed_in_vain(stuck("D", &fault)).cause, CauseId::ExitBlockedElsewhere);
 }
 
 #[test]
@@ -396,6 +333,34 @@ fn a_busy_exit_without_a_stack_is_work_for_some_minutes() {
     assert_eq!(busy_exit(20, true).cause, CauseId::ExitBlockedInDriver, "the GPU's firmware does not answer");
 }
 
+/// An old exit with flat memory, and what its threads do.
+fn exit_with(threads: Vec<StuckThread>) -> CauseId {
+    let mut story = Story::warm();
+    let trainer = story.process(574, "EngineCore");
+    story.uses_cuda(trainer);
+    story.nvml(2_560, &[(574, 2_560)]);
+    story.thread_exits(trainer, 574, 9, Some(9), 1);
+    story.wait(20);
+    story.used(2_560);
+    story.stands(trainer, "Z", |s| (s.leader_exited, s.exiting, s.stuck) = (true, true, threads));
+    story.holding().cause
+}
+
+#[test]
+fn a_thread_at_work_hides_one_that_is_stuck_only_where_it_may_be_what_that_one_waits_for() {
+    let ran = Some(Ran { cpu_ns: SECOND, over_ns: SECOND });
+    let same_since = Some(1_015 * SECOND);
+    let unpins = ["unpin_user_pages+0x1/0x2", "os_unlock_user_pages+0x1/0x2 [nvidia]", "nvidia_close+0x1/0x2 [nvidia]"];
+    let at_work = [stuck("R", &[]), stuck("R", &unpins)].map(|thread| StuckThread { exiting: true, ran, same_since, ..thread });
+    for busy in at_work {
+        assert_eq!(exit_with(vec![busy.clone()]), CauseId::TeardownRunning, "two looks at work that takes 26 s are no proof of being stuck: {busy:?}");
+        let beside = |stack: &[&str], same_since| exit_with(vec![busy.clone(), StuckThread { tid: 579, same_since, ..stuck("D", stack) }]);
+        assert_eq!(beside(&SPIN, same_since), CauseId::ExitBlockedInDriver);
+        assert_eq!(beside(&SPIN, None), CauseId::TeardownRunning, "one look");
+        assert_eq!(beside(&LOCK, same_since), CauseId::TeardownRunning, "the one at work may hold the lock");
+    }
+}
+
 #[test]
 fn cold_an_exit_that_sleeps_in_the_driver_for_a_moment_is_no_stuck_one() {
     let look = |same_since| {
@@ -457,6 +422,31 @@ fn a_kernel_thread_that_does_not_get_on_blocks_in_the_driver() {
     assert_says(&holding, "Used memory of GPU 0 has stayed at 2.5 GiB for 1 min 10 s");
     assert_eq!(commands(&holding).last(), Some(&"systemctl reboot"));
     assert!(says(&holding, "A reset of GPU 0 is no way out") && !commands(&holding).iter().any(|c| c.contains("gpu-reset")));
+}
+
+#[test]
+fn cold_how_long_a_kernel_thread_has_been_at_it_is_not_known_and_nothing_is_promised() {
+    let look = |nvml: bool, same_since: Option<u64>| {
+        let mut story = Story::cold();
+        story.nvml(2_560, &[(574, 2_560)]);
+        if !nvml {
+            story.events.retain(|event| !matches!(event.what, What::GpuMemory { .. }));
+        }
+        story.push(What::ProcessGone { id: ProcessId(574, 0) });
+        let mut found = kworker("kworker/3:1", &RELEASE);
+        found.thread.same_since = same_since;
+        story.wait(60);
+        story.push(What::KernelThreads { list: vec![found] });
+        story.scanned();
+        story.holding()
+    };
+    let holding = look(true, None);
+    assert_eq!(holding.cause, CauseId::TeardownRunning);
+    assert!(holding.summary.ends_with(", and for how long it has done that is not known."), "{}", holding.summary);
+    assert!(holding.remedy[0].effect.starts_with("look again in ten seconds: if the thread is in the same place then, it is stuck"));
+    assert_eq!(holding.remedy[0].frees_bytes, None);
+    assert_eq!(look(false, Some(1_000 * SECOND)).cause, CauseId::ExitBlockedInDriver, "no memory can be seen to move");
+    assert_eq!(look(false, None).cause, CauseId::TeardownRunning);
 }
 
 #[test]
