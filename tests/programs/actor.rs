@@ -192,6 +192,12 @@ pub(crate) fn state(pid: u32) -> Option<char> {
     stat.rsplit_once(')')?.1.trim_start().chars().next()
 }
 
+/// Time that a process spent in the kernel, in clock ticks: field 15 of its stat (proc(5)).
+pub(crate) fn kernel_ticks(pid: u32) -> u64 {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(12)?.parse().ok()).unwrap_or(0)
+}
+
 /// The kernel has begun to take it apart: PF_EXITING (include/linux/sched.h) of field 9.
 pub(crate) fn is_exiting(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();

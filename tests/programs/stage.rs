@@ -205,6 +205,10 @@ impl Stage {
     /// The same, and then the owner is killed and reaped, while `others` live on.
     pub(crate) fn owner_dies(&mut self, role: &str, args: &[&str], others: &[&str]) -> io::Result<()> {
         self.owner(role, args, others)?;
+        if self.entrance.is_some() {
+            // Only while it lives can anybody read which group it is in.
+            std::thread::sleep(Duration::from_secs(1));
+        }
         self.kill_and_reap("owner")
     }
 

@@ -29,14 +29,15 @@ pub(crate) fn header(proc: &Proc, kernel: &Kernel, devices: Vec<DeviceNode>, wat
     let mut header = Header {
         schema: crate::trace::SCHEMA.to_owned(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
-        real_ns: sys::realtime_ns(),
         hooks: kernel.hooks().to_vec(),
         devices,
         watching_since,
         ..Header::default()
     };
     proc.host().fill(&mut header);
-    Event { at: sys::boottime_ns(), what: What::Header(Box::new(header)) }
+    let at = sys::boottime_ns();
+    header.real_ns = u64::try_from(i128::from(at) + sys::wall_offset_ns()).unwrap_or(0);
+    Event { at, what: What::Header(Box::new(header)) }
 }
 
 /// What the kernel side cannot see, as events.

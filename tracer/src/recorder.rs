@@ -93,7 +93,7 @@ impl Recorder {
             fast: false,
             scan: ScanPlan::default(),
             sample: SamplePlan::default(),
-            wall_offset: wall_offset(),
+            wall_offset: sys::wall_offset_ns(),
             write_failed: false,
             scan_failed: false,
             rotate_at: 0,
@@ -323,7 +323,7 @@ impl Recorder {
     }
 
     fn follow_wall_clock(&mut self) {
-        let offset = wall_offset();
+        let offset = sys::wall_offset_ns();
         if (offset - self.wall_offset).unsigned_abs() > u128::from(CLOCK_STEP_NS) {
             self.wall_offset = offset;
             let at = sys::boottime_ns();
@@ -355,9 +355,4 @@ impl Recorder {
             _ => {}
         }
     }
-}
-
-/// Wall clock minus boottime, ns.
-fn wall_offset() -> i128 {
-    i128::from(sys::realtime_ns()) - i128::from(sys::boottime_ns())
 }

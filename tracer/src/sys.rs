@@ -24,6 +24,20 @@ pub fn realtime_ns() -> u64 {
     clock_ns(libc::CLOCK_REALTIME)
 }
 
+/// Times that two clocks are read to compare them.
+const CLOCK_READS: usize = 5;
+
+/// Wall clock minus boottime, ns. A thread can be made to wait between two readings: the pair that took the shortest time counts.
+#[must_use]
+pub fn wall_offset_ns() -> i128 {
+    let read = || {
+        let (before, wall, after) = (boottime_ns(), realtime_ns(), boottime_ns());
+        (after.saturating_sub(before), i128::from(wall) - i128::from(before + after.saturating_sub(before) / 2))
+    };
+    let best = (0..CLOCK_READS).map(|_| read()).min_by_key(|(took, _)| *took);
+    best.map_or(0, |(_, offset)| offset)
+}
+
 /// Now, ns of CLOCK_MONOTONIC: boottime without the time spent suspended.
 #[must_use]
 pub fn monotonic_ns() -> u64 {
