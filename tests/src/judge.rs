@@ -392,7 +392,7 @@ mod tests {
     #[test]
     fn what_nobody_holds_is_not_an_mps_daemons_own() {
         let play = play("daemon");
-        let judge = Judge { play: &play, place: Place::Gpu, warmth: Warmth::Cold };
+        let judge = Judge { play: &play, place: Place::Gpu, warmth: Warmth::Cold, brief: false };
         let daemon = r#"{"pid": 4194305, "state": "S", "via": "opened", "descriptors": []}"#;
         assert!(judge.holdings(&[], &claim(daemon, "exact").explanation).is_empty());
         assert_eq!(judge.holdings(&[], &claim("", "exact").explanation).len(), 1);
@@ -406,7 +406,7 @@ mod tests {
         look.explanation.zombies = serde_json::from_str(zombie).unwrap();
         for (name, differences) in [("dead", 0), ("child", 2)] {
             let play = play(name);
-            let judge = Judge { play: &play, place: Place::StandIn, warmth: Warmth::Cold };
+            let judge = Judge { play: &play, place: Place::StandIn, warmth: Warmth::Cold, brief: false };
             let wrong = judge.zombies(&scenario, &look.explanation);
             assert_eq!(wrong.len(), differences, "{wrong:?}");
         }
