@@ -78,13 +78,34 @@ fn play(program: &Path, only: &[String], at: &[String]) -> Result<Vec<String>> {
 
 fn in_guest(kernel: &Kernel, program: &Path, only: &[String], out: &Path) -> Result<()> {
     let (programs, commands) = ([program.to_owned()], guest_lines(program, only, true));
-    crate::vm::boot(kernel, &Errand { programs: &programs, commands: &commands, patience: PATIENCE, out: Some(out), counted: false }).map(drop)
+    crate::vm::boot(kernel, &Errand { programs: &programs, commands: &commands, patience: PATIENCE, out: Some(out), counted: false })?;
+    let wrong = wrong(out)?;
+    if wrong.is_empty() { Ok(()) } else { bail!("wrong: {}", wrong.join(", ")) }
 }
 
-/// What a guest runs to play these scenarios (all when empty), writing the outcomes to its second serial port.
+/// Scenarios about which something was wrong, by an outcome of each.
+///
+/// # Errors
+/// When the outcomes cannot be read, or there are none.
+pub(crate) fn wrong(outcomes: &Path) -> Result<Vec<String>> {
+    let text = fs::read_to_string(outcomes).with_context(|| format!("cannot read {}", outcomes.display()))?;
+    let outcomes: Vec<serde_json::Value> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+    if outcomes.is_empty() {
+        bail!("no scenario was played");
+    }
+    let empty = |value: &serde_json::Value| value.as_array().is_none_or(Vec::is_empty);
+    let is_right = |outcome: &serde_json::Value| {
+        let mut looks = outcome["looks"].as_object().into_iter().flatten();
+        let said = looks.all(|(_, told)| told["wrong"].as_object().is_none_or(serde_json::Map::is_empty));
+        said && empty(&outcome["wrong"]) && empty(&outcome["remedy"]["wrong"])
+    };
+    Ok(outcomes.iter().filter(|outcome| !is_right(outcome)).filter_map(|outcome| outcome["name"].as_str().map(str::to_owned)).collect())
+}
+
+/// What a guest runs to play these scenarios (all when empty), writing the outcomes to its second serial port: [`wrong`] reads them.
 pub(crate) fn guest_lines(program: &Path, only: &[String], rivals: bool) -> String {
     let rivals = if rivals { "--rivals" } else { "" };
-    let play = format!("stty -F /dev/ttyS1 raw; '{}' play --with driver {rivals} --out /dev/ttyS1 {} || status=1\n", program.display(), only.join(" "));
+    let play = format!("stty -F /dev/ttyS1 raw; '{}' play --with driver {rivals} --out /dev/ttyS1 {}\n", program.display(), only.join(" "));
     format!("{}{play}{}", crate::driver::LOAD, crate::driver::UNLOAD)
 }
 

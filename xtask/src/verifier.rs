@@ -34,7 +34,8 @@ pub(crate) fn record() -> Result<()> {
     let file = |name: &str| crate::vm::folder().join(format!("verifier-{name}.tsv"));
     let mut columns = vec![file("here")];
     run(Command::new(test).arg(TEST).env(OUT, file("here")))?;
-    let line = format!("stty -F /dev/ttyS1 raw; {OUT}=/dev/ttyS1 '{}' {TEST} || status=1\n", test.display());
+    let (load, unload) = (crate::driver::LOAD, crate::driver::UNLOAD);
+    let line = format!("stty -F /dev/ttyS1 raw\n{load}{OUT}=/dev/ttyS1 '{}' {TEST} || status=1\n{unload}", test.display());
     let guest = |kernel: &Kernel| {
         let errand = Errand { programs: &tests, commands: &line, patience: PATIENCE, out: Some(&file(kernel.name)), counted: false };
         crate::vm::boot(kernel, &errand)

@@ -43,6 +43,8 @@ fn counts(options: &Options) -> BTreeMap<String, u32> {
 /// Fails when a program became much harder to verify. With OUTLIVE_VERIFIER_OUT in the environment it writes the counts to that file.
 pub(crate) fn no_program_became_much_harder_to_verify(options: &Options) {
     let (series, counts) = (series(), counts(options));
+    let driver = std::path::Path::new("/sys/module/nvidia").exists();
+    assert!(!driver || counts.contains_key("driver_ioctl_done"), "the driver's functions are not hooked: {counts:?}");
     assert!(counts.contains_key("iter_task") && counts.contains_key("sched_process_exit"), "{counts:?}");
     if let Some(out) = std::env::var_os("OUTLIVE_VERIFIER_OUT") {
         let mut text = format!("program\t{series}\n");
