@@ -49,15 +49,20 @@ fn is_right(told: &Told) -> bool {
 }
 
 fn totals(page: &mut String, places: &Columns<'_>) {
-    page.push_str("| where | scenarios | cold right | warm right | offline right | remedies that freed | not played |\n|---|---|---|---|---|---|---|\n");
+    page.push_str(
+        "| where | scenarios | cold right | warm right | offline right | the same play with syscall hooks | remedies that freed | not played |\n\
+         |---|---|---|---|---|---|---|---|\n",
+    );
     for (place, outcomes) in places {
         let played: Vec<&&Outcome> = outcomes.values().filter(|outcome| outcome.skipped.is_none()).collect();
         let right = |look: &str| played.iter().filter(|outcome| outcome.looks.get(look).is_some_and(is_right)).count();
         let tried = played.iter().filter_map(|outcome| outcome.remedy.as_ref());
         let freed = tried.clone().filter(|tried| tried.wrong.is_empty()).count();
+        let twice: Vec<String> = played.iter().filter_map(|outcome| both(outcome)).collect();
+        let both = if twice.is_empty() { String::new() } else { format!("{} of {}", twice.iter().filter(|marks| *marks == "++").count(), twice.len()) };
         let _ = writeln!(
             page,
-            "| {place} | {} | {} | {} | {} | {freed} of {} | {} |",
+            "| {place} | {} | {} | {} | {} | {both} | {freed} of {} | {} |",
             played.len(), right("cold"), right("warm"), right("offline"), tried.count(), outcomes.len() - played.len()
         );
     }
@@ -65,7 +70,8 @@ fn totals(page: &mut String, places: &Columns<'_>) {
 
 fn verdicts(page: &mut String, scenarios: &[Scenario], places: &Columns<'_>) {
     page.push_str(
-        "\n## Scenarios\n\nThree marks: cold, warm, offline (`+` right, `x` wrong); then `R` where the printed commands were followed and \
+        "\n## Scenarios\n\nThree marks: cold, warm, offline (`+` right, `x` wrong); where the first recorder had driver hooks, behind \
+         a stroke warm and offline of one with syscall hooks that watched the same play; then `R` where the printed commands were followed and \
          the memory went (`r`: it did not). `skip`: could not be played there (the reason stands below the table); empty: needs what that place has not.\n\n",
     );
     let _ = writeln!(page, "| scenario | what it proves | {} |", places.iter().map(|(place, _)| *place).collect::<Vec<_>>().join(" | "));
@@ -92,8 +98,16 @@ fn cell(outcome: &Outcome) -> String {
         None => '-',
     };
     let marks: String = LOOKS.iter().map(mark).collect();
+    let marks = both(outcome).map_or(marks.clone(), |more| format!("{marks}/{more}"));
     let remedy = outcome.remedy.as_ref().map_or("", |tried| if tried.wrong.is_empty() { " R" } else { " r" });
     format!("`{marks}`{remedy}")
+}
+
+/// Marks of the looks with the history of a second recorder, which had syscall hooks, where there was one: warm and offline.
+fn both(outcome: &Outcome) -> Option<String> {
+    let looks = ["warm (syscall hooks)", "offline (syscall hooks)"].map(|look| outcome.looks.get(look));
+    let marks: String = looks.into_iter().flatten().map(|told| if is_right(told) { '+' } else { 'x' }).collect();
+    (!marks.is_empty()).then_some(marks)
 }
 
 /// Where the usual tools were asked: on a real GPU, if the scenario was played there.
