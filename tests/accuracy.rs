@@ -39,6 +39,9 @@ enum Command {
         /// Where the outcomes are written, one JSON a line.
         #[arg(long)]
         out: Option<PathBuf>,
+        /// Plays nothing: prints the names of what would be played.
+        #[arg(long)]
+        list: bool,
     },
     /// Plays one scenario and prints its outcome: `play` starts this for each, so that one that hangs does not cost the others.
     #[command(hide = true)]
@@ -70,15 +73,18 @@ fn main() -> ExitCode {
 
 fn run(cli: Cli) -> io::Result<bool> {
     match cli.command {
-        Command::Play { names, with, rivals, out } => {
-            let mut out = out.map(fs::File::create).transpose()?;
+        Command::Play { names, with, rivals, out, list } => {
             let scenarios = scenario::all()?;
             if let Some(unknown) = names.iter().find(|name| !scenarios.iter().any(|scenario| scenario.name == **name)) {
                 return Err(io::Error::other(format!("no scenario {unknown:?}: see tests/scenarios")));
             }
-            let mut good = true;
+            let (mut good, mut out) = (true, if list { None } else { out.map(fs::File::create).transpose()? });
             for scenario in scenarios.iter().filter(|scenario| names.is_empty() || names.contains(&scenario.name)) {
                 let Some(place) = place(scenario, &with)? else { continue };
+                if list {
+                    writeln!(io::stdout(), "{}", scenario.name)?;
+                    continue;
+                }
                 let outcome = in_a_process(scenario, &with, rivals).unwrap_or_else(|error| {
                     let mut failed = Outcome::new(scenario, place);
                     failed.wrong.push(format!("could not be played: {error}"));

@@ -3,6 +3,7 @@
 //! Always true: what was seen at each place is kept in docs/accuracy/PLACE.jsonl, one outcome a line, and the page is made of these files
 //! alone; a scenario that is played again replaces its own line.
 
+use crate::matrix::Outcomes;
 use crate::run::{output, run, workspace};
 use crate::vm::{Errand, Kernel};
 use anyhow::{Context as _, Result, bail};
@@ -79,61 +80,15 @@ fn play(program: &Path, only: &[String], at: &[String]) -> Result<Vec<String>> {
 fn in_guest(kernel: &Kernel, program: &Path, only: &[String], out: &Path) -> Result<()> {
     let (programs, commands) = ([program.to_owned()], guest_lines(program, only, true));
     crate::vm::boot(kernel, &Errand { programs: &programs, commands: &commands, patience: PATIENCE, out: Some(out), counted: false })?;
-    let wrong = wrong(out)?;
+    let wrong = Outcomes::read(out, &crate::matrix::expected(program, "driver", only)?)?.wrong();
     if wrong.is_empty() { Ok(()) } else { bail!("wrong: {}", wrong.join(", ")) }
 }
 
-/// Scenarios about which something was wrong, by an outcome of each.
-///
-/// # Errors
-/// When the outcomes cannot be read, or there are none.
-pub(crate) fn wrong(outcomes: &Path) -> Result<Vec<String>> {
-    let text = fs::read_to_string(outcomes).with_context(|| format!("cannot read {}", outcomes.display()))?;
-    let outcomes: Vec<serde_json::Value> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
-    if outcomes.is_empty() {
-        bail!("no scenario was played");
-    }
-    let empty = |value: &serde_json::Value| value.as_array().is_none_or(Vec::is_empty);
-    let is_right = |outcome: &serde_json::Value| {
-        let mut looks = outcome["looks"].as_object().into_iter().flatten();
-        let said = looks.all(|(_, told)| told["wrong"].as_object().is_none_or(serde_json::Map::is_empty));
-        said && empty(&outcome["wrong"]) && empty(&outcome["remedy"]["wrong"])
-    };
-    Ok(outcomes.iter().filter(|outcome| !is_right(outcome)).filter_map(|outcome| outcome["name"].as_str().map(str::to_owned)).collect())
-}
-
-/// What a guest runs to play these scenarios (all when empty), writing the outcomes to its second serial port: [`wrong`] reads them.
+/// What a guest runs to play these scenarios (all when empty), writing the outcomes to its second serial port: [`Outcomes`] reads them.
 pub(crate) fn guest_lines(program: &Path, only: &[String], rivals: bool) -> String {
     let rivals = if rivals { "--rivals" } else { "" };
     let play = format!("stty -F /dev/ttyS1 raw; '{}' play --with driver {rivals} --out /dev/ttyS1 {}\n", program.display(), only.join(" "));
     format!("{}{play}{}", crate::driver::LOAD, crate::driver::UNLOAD)
-}
-
-/// Prints how right outlive was in a guest: one line for each way to hook, and every complaint.
-///
-/// # Errors
-/// When the outcomes cannot be read.
-pub(crate) fn report(kernel: &str, outcomes: &Path) -> Result<()> {
-    let text = fs::read_to_string(outcomes).with_context(|| format!("cannot read {}", outcomes.display()))?;
-    let outcomes: Vec<serde_json::Value> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
-    let played: Vec<_> = outcomes.iter().filter(|outcome| outcome["skipped"].is_null()).collect();
-    let looks = |outcome: &serde_json::Value, wanted: &dyn Fn(&str) -> bool| -> Vec<bool> {
-        let all = outcome["looks"].as_object().into_iter().flatten();
-        all.filter(|(name, _)| wanted(name)).map(|(_, told)| told["wrong"].as_object().is_none_or(serde_json::Map::is_empty)).collect()
-    };
-    let is_syscall = |name: &str| name.ends_with("(syscall hooks)");
-    let count = |wanted: &dyn Fn(&str) -> bool| {
-        let judged: Vec<Vec<bool>> = played.iter().map(|outcome| looks(outcome, wanted)).filter(|looks| !looks.is_empty()).collect();
-        format!("{} of {}", judged.iter().filter(|looks| looks.iter().all(|right| *right)).count(), judged.len())
-    };
-    let disagree = played.iter().filter(|outcome| outcome["wrong"].to_string().contains("recordings disagree")).count();
-    println!("guest {kernel}: {} scenarios played, {} skipped", played.len(), outcomes.len() - played.len());
-    println!("  no history       {} right", count(&|name| name == "cold"));
-    // Plays with harmless nodes have one recorder, which takes what there is: syscall hooks.
-    println!("  driver hooks     {} right (with the stand-in driver; else syscall hooks)", count(&|name| name != "cold" && !is_syscall(name)));
-    println!("  syscall hooks    {} right", count(&is_syscall));
-    println!("  both agree       in all but {disagree}");
-    Ok(())
 }
 
 /// What the guest said of each scenario, from its console.

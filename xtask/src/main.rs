@@ -9,6 +9,7 @@ mod driver;
 mod ebpf;
 mod floor;
 mod man;
+mod matrix;
 mod run;
 mod setup;
 mod test;
@@ -47,9 +48,9 @@ enum Command {
     },
     /// Record how hard each eBPF program is to verify, here and in the guests (tracer/tests/kernel/verifier.tsv).
     Verifier,
-    /// Run the kernel tests and play every scenario with both ways to hook, under Debian's 6.1 and 6.12 in QEMU.
+    /// Run the matrix: the kernel tests, and every scenario with both ways to hook, under Debian's 6.1 and 6.12 in QEMU; and every scenario here.
     Vm {
-        /// Only these kernels ("6.1", "6.12").
+        /// Only there: "6.1", "6.12" or "here".
         kernels: Vec<String>,
     },
     /// Play every scenario here and in the guests, ask the usual tools too, and write docs/accuracy.md.

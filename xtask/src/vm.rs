@@ -1,14 +1,17 @@
 //! `cargo xtask vm`: boots Debian's 6.1 and 6.12 kernels in QEMU, runs the kernel tests there (every program is verified and attached, and
-//! the events and scans are right) and the tests of the stand-in driver, and plays every scenario with both ways to hook.
+//! the events and scans are right) and the tests of the stand-in driver, and plays every scenario with both ways to hook; then plays them on this
+//! host's kernel, and prints the matrix.
 //!
 //! Always true: software emulation only (`-accel tcg`, and one thread for all processors: with several, a kernel that patches its own
 //! code can crash or hang, as seen with 6.1 and 6.12 when tracepoints are attached and detached); the guest has no disk and no network, runs one shell script as
 //! init and powers itself off; nothing is installed on the host (kernels are unpacked below `target/vm`).
 
+use crate::matrix::{self, Outcomes, Row};
 use crate::run::{output, run, workspace};
 use anyhow::{Context as _, Result, bail};
 use std::collections::BTreeSet;
 use std::fs;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -16,6 +19,8 @@ use std::time::{Duration, Instant};
 /// Kernels to boot: a name, and the pattern of Debian's package.
 const KERNELS: [(&str, &str); 2] =
     [("6.1", r"^linux-image-6\.1\..*-cloud-amd64$"), ("6.12", r"^linux-image-6\.12\..*\+deb12-cloud-amd64$")];
+/// This very host.
+const HERE: &str = "here";
 /// Tests that run in the guest.
 const TESTS: [&str; 2] = ["driver", "kernel"];
 /// A guest that has not finished by then is killed.
@@ -32,50 +37,105 @@ pub(crate) struct Kernel {
     modules: Vec<PathBuf>,
 }
 
-/// Runs the tests and plays every scenario in each guest whose name is in `only` (all when empty).
+/// Runs the tests and plays every scenario in each guest, and plays them here; only at the places in `only` ("6.1", "6.12", "here"; all when empty).
 ///
 /// # Errors
 /// When a tool is missing, a guest does not boot, a test fails in it, or outlive is wrong about a scenario.
 pub(crate) fn vm(only: &[String]) -> Result<()> {
-    let tests = build(&TESTS)?;
-    let accuracy = optimised()?;
-    let mut programs = tests.clone();
-    programs.push(accuracy.clone());
-    let run = tests.iter().map(|test| guest_line(test)).collect::<String>() + &crate::accuracy::guest_lines(&accuracy, &[], false);
-    let kernels = kernels(only)?;
-    let out = |kernel: &Kernel| folder().join(format!("outcomes-{}.jsonl", kernel.name));
-    println!("guests {}, under software emulation and at the same time: a quarter of an hour", kernels.iter().map(|k| k.name).collect::<Vec<_>>().join(" and "));
-    let results = at_once(&kernels, |kernel| {
-        let took = boot(kernel, &Errand { programs: &programs, commands: &run, patience: PATIENCE, out: Some(&out(kernel)), counted: false })?;
-        crate::accuracy::report(kernel.name, &out(kernel))?;
-        again(kernel, &accuracy, &out(kernel))?;
-        Ok(took)
-    });
-    let mut failed = Vec::new();
-    for (kernel, result) in kernels.iter().zip(results) {
-        match result {
-            Ok(took) => println!("vm {}: passed in {:.0} s", kernel.name, took.as_secs_f64()),
-            Err(error) => {
-                println!("vm {}: {error:#}", kernel.name);
-                failed.push(kernel.name);
-            }
-        }
+    let is_place = |name: &str| name == HERE || KERNELS.iter().any(|(kernel, _)| *kernel == name);
+    if let Some(unknown) = only.iter().find(|name| !is_place(name)) {
+        bail!("{unknown:?} is none of {}, {HERE}", KERNELS.map(|(kernel, _)| kernel).join(", "));
     }
-    if failed.is_empty() { Ok(()) } else { bail!("failed on {}", failed.join(", ")) }
+    let accuracy = optimised()?;
+    let guests: Vec<String> = only.iter().filter(|place| *place != HERE).cloned().collect();
+    let mut ran = if only.is_empty() || !guests.is_empty() { in_guests(&accuracy, &guests)? } else { Vec::new() };
+    if only.is_empty() || only.iter().any(|place| place == HERE) {
+        ran.extend(here()?);
+    }
+    print!("{}", matrix::page(&ran.iter().filter_map(|ran| ran.row.as_ref()).collect::<Vec<_>>()));
+    let failed: Vec<String> = ran.iter().filter_map(|ran| Some(format!("{}: {:#}", ran.place, ran.failed.as_ref()?))).collect();
+    if failed.is_empty() { Ok(()) } else { bail!("the matrix failed:\n  {}", failed.join("\n  ")) }
+}
+
+/// What came of one place. A guest in which something failed still has a row where it got as far as that.
+struct Ran {
+    place: String,
+    row: Option<Row>,
+    failed: Option<anyhow::Error>,
+}
+
+fn in_guests(accuracy: &Path, only: &[String]) -> Result<Vec<Ran>> {
+    let tests = build(&TESTS)?;
+    let mut programs = tests.clone();
+    programs.push(accuracy.to_owned());
+    let run = tests.iter().map(|test| guest_line(test)).collect::<String>() + &crate::accuracy::guest_lines(accuracy, &[], false);
+    let (kernels, expected) = (kernels(only)?, matrix::expected(accuracy, "driver", &[])?);
+    println!("guests {}, under software emulation and at the same time: a quarter of an hour", kernels.iter().map(|k| k.name).collect::<Vec<_>>().join(" and "));
+    at_once(&kernels, |kernel| Ok(in_guest(kernel, accuracy, &programs, &run, &expected))).into_iter().collect()
+}
+
+fn in_guest(kernel: &Kernel, accuracy: &Path, programs: &[PathBuf], commands: &str, expected: &[String]) -> Ran {
+    let (out, began) = (outcomes(kernel.name), Instant::now());
+    // What an earlier run left must not pass for this one's.
+    let _ = fs::remove_file(&out);
+    let mut failed = boot(kernel, &Errand { programs, commands, patience: PATIENCE, out: Some(&out), counted: false }).err();
+    let tests = fs::read(console(kernel)).map(|text| matrix::Tests::read(&String::from_utf8_lossy(&text))).ok();
+    let mut row = None;
+    match Outcomes::read(&out, expected) {
+        Ok(mut outcomes) => {
+            let wrong = outcomes.wrong();
+            if failed.is_none() && !wrong.is_empty() {
+                failed = again(kernel, accuracy, &wrong, &mut outcomes).err();
+            }
+            row = Some(Row { kernel: kernel.name.to_owned(), tests, outcomes, again: wrong.len(), seconds: began.elapsed().as_secs() });
+        }
+        Err(error) => failed = failed.or(Some(error)),
+    }
+    Ran { place: format!("guest {}", kernel.name), row, failed }
 }
 
 /// Plays scenarios again that were wrong, once and aloud: an emulated machine that gets no time from its host misses deadlines of the plays.
-fn again(kernel: &Kernel, accuracy: &Path, outcomes: &Path) -> Result<()> {
-    let wrong = crate::accuracy::wrong(outcomes)?;
-    if wrong.is_empty() {
-        return Ok(());
-    }
-    println!("guest {}: wrong, and played once more: {}", kernel.name, wrong.join(", "));
-    let (programs, commands) = ([accuracy.to_owned()], crate::accuracy::guest_lines(accuracy, &wrong, false));
+fn again(kernel: &Kernel, accuracy: &Path, wrong: &[String], outcomes: &mut Outcomes) -> Result<()> {
+    let first: String = outcomes.said().into_iter().map(|what| format!("\n    {what}")).collect();
+    println!("guest {}: wrong, and played once more: {}{first}", kernel.name, wrong.join(", "));
+    let (programs, commands) = ([accuracy.to_owned()], crate::accuracy::guest_lines(accuracy, wrong, false));
     let second = folder().join(format!("outcomes-{}-again.jsonl", kernel.name));
+    let _ = fs::remove_file(&second);
     boot(kernel, &Errand { programs: &programs, commands: &commands, patience: PATIENCE, out: Some(&second), counted: false })?;
-    let still = crate::accuracy::wrong(&second)?;
+    outcomes.replace(Outcomes::read(&second, wrong)?);
+    let still = outcomes.wrong();
     if still.is_empty() { Ok(()) } else { bail!("outlive is wrong twice about {}; see {}", still.join(", "), second.display()) }
+}
+
+/// Plays every scenario here, with harmless nodes: what CI's own kernel says. Nothing where we are not root.
+fn here() -> Result<Option<Ran>> {
+    if fs::metadata("/proc/self")?.uid() != 0 {
+        println!("not run here: the scenarios on this kernel, which needs root");
+        return Ok(None);
+    }
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").context("cannot read the kernel's release")?;
+    let kernel = release.split('.').take(2).collect::<Vec<_>>().join(".");
+    let (program, out, began) = (workspace().join("target/release/accuracy"), outcomes(HERE), Instant::now());
+    let _ = fs::remove_file(&out);
+    fs::create_dir_all(folder())?;
+    let expected = matrix::expected(&program, "stand-in", &[])?;
+    println!("here (Linux {kernel}): {} scenarios, some four minutes", expected.len());
+    let played = run(Command::new(&program).args(["play", "--out"]).arg(&out).stdout(std::process::Stdio::null()));
+    let outcomes = Outcomes::read(&out, &expected)?;
+    let wrong = outcomes.wrong();
+    let failed = if wrong.is_empty() { played.err() } else { Some(anyhow::anyhow!("outlive is wrong about {}", wrong.join(", "))) };
+    let row = Row { kernel, tests: None, outcomes, again: 0, seconds: began.elapsed().as_secs() };
+    Ok(Some(Ran { place: HERE.to_owned(), row: Some(row), failed }))
+}
+
+/// Where the outcomes of a place are written.
+fn outcomes(place: &str) -> PathBuf {
+    folder().join(format!("outcomes-{place}.jsonl"))
+}
+
+/// Where what a guest prints is written.
+fn console(kernel: &Kernel) -> PathBuf {
+    folder().join(format!("console-{}.log", kernel.name))
 }
 
 /// Builds what the guests play scenarios with, with optimisation: under software emulation that makes the difference. The program that plays,
@@ -271,7 +331,7 @@ pub(crate) struct Errand<'a> {
 pub(crate) fn boot(kernel: &Kernel, errand: &Errand<'_>) -> Result<Duration> {
     let initrd = pack(kernel, errand.programs, errand.commands)?;
     let began = Instant::now();
-    let log = initrd.with_file_name(format!("console-{}.log", kernel.name));
+    let log = self::console(kernel);
     let console = fs::File::create(&log).with_context(|| format!("cannot create {}", log.display()))?;
     let mut qemu = Command::new("qemu-system-x86_64");
     qemu.args(["-accel", "tcg,thread=single", "-cpu", "max", "-m", "2048", "-nographic", "-no-reboot", "-nodefaults"])

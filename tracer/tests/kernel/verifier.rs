@@ -57,6 +57,10 @@ pub(crate) fn no_program_became_much_harder_to_verify(options: &Options) {
         println!("skipped: verifier.tsv has no column for Linux {series}; `cargo xtask verifier` adds it");
         return;
     }
+    // One line for the report of the matrix.
+    let hardest = counts.iter().max_by_key(|(_, count)| **count);
+    let (before, after) = counts.iter().filter_map(|(name, count)| Some((known.get(name.as_str())?, count))).fold((0, 0), |sum, (old, new)| (sum.0 + old, sum.1 + new));
+    println!("verifier: {} programs, hardest {hardest:?}; all together {after} instructions, recorded {before}", counts.len());
     let most = |name: &str| known.get(name).map(|count| count + (count / SHARE).max(SLACK));
     let jumped: Vec<String> = counts.iter()
         .filter(|(name, count)| most(name).is_none_or(|most| **count > most))
