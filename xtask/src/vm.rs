@@ -1,5 +1,5 @@
 //! `cargo xtask vm`: boots Debian's 6.1 and 6.12 kernels in QEMU, runs the kernel tests there (every program is verified and attached, and
-//! the events and scans are right) and the tests of the stand-in driver, and plays every scenario with both ways to hook.
+//! the events and scans are right) the tests of the stand-in driver and those of faults, and plays every scenario with both ways to hook.
 //!
 //! Always true: software emulation only (`-accel tcg`, and one thread for all processors: with several, a kernel that patches its own
 //! code can crash or hang, as seen with 6.1 and 6.12 when tracepoints are attached and detached); the guest has no disk and no network, runs one shell script as
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 const KERNELS: [(&str, &str); 2] =
     [("6.1", r"^linux-image-6\.1\..*-cloud-amd64$"), ("6.12", r"^linux-image-6\.12\..*\+deb12-cloud-amd64$")];
 /// Tests that run in the guest.
-const TESTS: [&str; 2] = ["driver", "kernel"];
+const TESTS: [&str; 3] = ["driver", "faults", "kernel"];
 /// A guest that has not finished by then is killed.
 const PATIENCE: Duration = Duration::from_secs(2_700);
 /// The guest's init prints this and a status before it powers off.
@@ -96,11 +96,11 @@ pub(crate) fn at_once<T: Send>(kernels: &[Kernel], run: impl Fn(&Kernel) -> Resu
     })
 }
 
-/// Runs a test executable; the stand-in for the driver is loaded only for the tests of it.
+/// Runs a test executable; the stand-in for the driver is loaded only for the tests that need it.
 fn guest_line(test: &Path) -> String {
     let line = format!("'{}' --test-threads=1 || status=1\n", test.display());
-    let is_driver = test.file_name().is_some_and(|name| name.to_string_lossy().starts_with("driver-"));
-    if is_driver { format!("{}{line}{}", crate::driver::LOAD, crate::driver::UNLOAD) } else { line }
+    let name = test.file_name().unwrap_or_default().to_string_lossy();
+    if name.starts_with("driver-") || name.starts_with("faults-") { format!("{}{line}{}", crate::driver::LOAD, crate::driver::UNLOAD) } else { line }
 }
 
 /// Where everything about guests is kept.
