@@ -102,7 +102,7 @@ fn a_wrong_command_line_is_wrong_usage() {
     let trace = demo_str();
     for args in [
         &[][..],
-        &["explain", "--hooks", "driver"],
+        &["explain", "--hooks", "best"],
         &["explain", "--gpu", "x"],
         &["explain", "--devices", "/dev/***"],
         &["explain", "--at", "+1"],

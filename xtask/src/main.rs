@@ -52,6 +52,9 @@ enum Command {
     Vm {
         /// Only there: "6.1", "6.12" or "here".
         kernels: Vec<String>,
+        /// Instead, the tests of what becomes of outlive when something else fails.
+        #[arg(long)]
+        faults: bool,
     },
     /// Play every scenario here and in the guests, ask the usual tools too, and write docs/accuracy.md.
     Accuracy {
@@ -96,7 +99,8 @@ fn dispatch() -> anyhow::Result<()> {
         Command::Setup { vm } => setup::run(vm),
         Command::Test { ci } => test::test(ci),
         Command::Verifier => verifier::record(),
-        Command::Vm { kernels } => vm::vm(&kernels),
+        Command::Vm { kernels, faults: false } => vm::vm(&kernels),
+        Command::Vm { kernels, faults: true } => vm::faults(&kernels),
         Command::Accuracy { names, at, add } => accuracy::accuracy(&names, &at, &add),
         Command::Driver => driver::driver(),
         Command::Tidy => tidy::tidy(),

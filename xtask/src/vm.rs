@@ -23,6 +23,8 @@ const KERNELS: [(&str, &str); 2] =
 const HERE: &str = "here";
 /// Tests that run in the guest.
 const TESTS: [&str; 2] = ["driver", "kernel"];
+/// Tests that run there when asked for.
+const FAULTS: [&str; 1] = ["faults"];
 /// A guest that has not finished by then is killed.
 const PATIENCE: Duration = Duration::from_secs(2_700);
 /// The guest's init prints this and a status before it powers off.
@@ -149,6 +151,22 @@ pub(crate) fn optimised() -> Result<PathBuf> {
         run(Command::new("cargo").args(profile).args(packages).args(["--bins", "--lib"]).current_dir(workspace()))?;
     }
     Ok(workspace().join("target/debug/accuracy"))
+}
+
+/// Runs only the tests of what becomes of outlive when something else fails (tests/faults.rs).
+///
+/// # Errors
+/// As [`vm`].
+pub(crate) fn faults(only: &[String]) -> Result<()> {
+    let tests = build(&FAULTS)?;
+    optimised()?;
+    let run: String = tests.iter().map(|test| guest_line(test)).collect();
+    let kernels = kernels(only)?;
+    let results = at_once(&kernels, |kernel| boot(kernel, &Errand { programs: &tests, commands: &run, patience: PATIENCE, out: None, counted: false }));
+    for (kernel, result) in kernels.iter().zip(results) {
+        println!("faults {}: passed in {:.0} s", kernel.name, result?.as_secs_f64());
+    }
+    Ok(())
 }
 
 /// The kernels whose names are in `only` (all when empty), fetched once.

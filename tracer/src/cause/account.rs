@@ -333,10 +333,11 @@ fn is_monitor(world: &World, case: &Case<'_>) -> bool {
 }
 
 /// It has our recorder's name, which anybody may take, and can have no memory: NVML has lists and it is in none, and it has no address space
-/// that managed memory would need.
+/// that managed memory would need. (NVML opens /dev/nvidia-uvm too, and makes nothing of it.)
 fn is_recorder(world: &World, case: &Case<'_>) -> bool {
     let Some(process) = case.living_owner().filter(|process| process.comm() == RECORDER) else { return false };
-    let space = case.files.iter().any(|file| world.node_of(file.dev) == Node::Uvm);
+    let made = |file: &&File| matches!(file.role, Some(Role::Space | Role::SpaceMm)) || world.books().space(file.token).is_some();
+    let space = case.files.iter().any(made);
     let unlisted = |gpu: &Gpu| gpu.listed_at.is_some() && gpu.charged(process.id().tgid()).is_none();
     !space && world.gpus().values().all(unlisted)
 }
@@ -417,7 +418,7 @@ fn holders<'a>(world: &'a World, owner: Option<Owner<'a>>, files: &[&'a File]) -
 
 #[cfg(test)]
 mod tests {
-    use crate::event::{Hold, ProcessId, What};
+    use crate::event::{Dev, Hold, ProcessId, Role, What};
     use crate::explanation::{CauseId, Confidence, Holding};
     use crate::story::{CTL, GPU0, MIB, Story, UVM, bare};
 
@@ -514,11 +515,21 @@ mod tests {
 
     /// What is left of a GPU beside a process of this name with these files.
     fn beside(comm: &str, uvm: bool, charged: &[(u32, u64)]) -> CauseId {
+        if uvm { beside_with(comm, Some(Role::Space), charged) } else { beside_files(comm, &[CTL, GPU0], None, charged) }
+    }
+
+    fn beside_with(comm: &str, role: Option<Role>, charged: &[(u32, u64)]) -> CauseId {
+        beside_files(comm, &[CTL, GPU0, UVM], role, charged)
+    }
+
+    fn beside_files(comm: &str, files: &[Dev], role: Option<Role>, charged: &[(u32, u64)]) -> CauseId {
         let mut story = Story::cold();
         let other = story.process(300, comm);
-        let files: &[_] = if uvm { &[CTL, GPU0, UVM] } else { &[CTL, GPU0] };
         for dev in files {
-            story.opens(other, *dev);
+            let held = story.opens(other, *dev);
+            if *dev == UVM {
+                story.found(&Hold { role, ..held });
+            }
         }
         story.nvml(2_560, charged);
         story.scanned();
@@ -532,6 +543,7 @@ mod tests {
             assert_eq!(beside(comm, true, &[]), CauseId::Unknown, "{comm} has an address space, though NVML does not list it");
         }
         assert_eq!(beside("outlive", false, &[]), CauseId::NoHolder, "our recorder has no memory, and NVML does not list it");
+        assert_eq!(beside_with("outlive", None, &[]), CauseId::NoHolder, "nor has it made anything of its /dev/nvidia-uvm");
         assert_eq!(beside("python3", false, &[]), CauseId::Unknown);
     }
 
@@ -543,7 +555,10 @@ mod tests {
             story.uses_cuda(trainer);
             story.nvml(500, &[(574, 500)]);
             let other = story.process(300, comm);
-            story.uses_cuda(other);
+            for held in story.uses_cuda(other) {
+                let role = (held.dev == UVM).then_some(Role::Space);
+                story.found(&Hold { role, ..held });
+            }
             story.nvml(2_560, &[(574, 500)]);
             story.scanned();
             story.told().holdings.iter().map(|h| (h.owner.as_ref().map(|o| o.pid), h.cause, h.bytes)).collect::<Vec<_>>()

@@ -56,6 +56,9 @@ pub(super) fn limits(world: &World) -> Vec<LimitPart> {
     for (cause, (count, _)) in &host.lost {
         add(&format!("{count} events lost ({cause})"), lost_voids(cause));
     }
+    if host.xids_forgotten > 0 {
+        add(&format!("{} GPU errors (Xids), more than are kept", host.xids_forgotten), "GPU errors before the latest");
+    }
     let missed = world.books().missed_processes();
     if missed > 0 {
         let missing = format!("requests of {} to the driver, which could not be believed", words::count(missed, "process", "processes"));
@@ -107,6 +110,7 @@ fn lost_voids(cause: &str) -> &'static str {
         "tracked_full" => "what the processes that were not followed did",
         "truncated" => "descriptors beyond the first of very long messages and queues",
         "compat" => "descriptors that 32-bit programs sent or received",
+        "kernel_log_overwritten" => "GPU errors near the time",
         "return_missed" => "what the driver granted, opened or finished releasing around that time",
         _ => "details of single events",
     }

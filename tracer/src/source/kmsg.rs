@@ -132,8 +132,13 @@ impl Kmsg {
                         self.read_to = boottime;
                         return Ok(());
                     }
-                    // EPIPE: records were overwritten; the next read goes on with the oldest. EINVAL: too long for us.
-                    Some(libc::EINTR | libc::EPIPE | libc::EINVAL) => continue,
+                    // Records were overwritten; the next read goes on with the oldest, whose number says how many, unless none has been read yet.
+                    Some(libc::EPIPE) => {
+                        events.extend(self.next.is_none().then(|| lost(boottime, 1)));
+                        continue;
+                    }
+                    // EINVAL: too long for us.
+                    Some(libc::EINTR | libc::EINVAL) => continue,
                     _ => return Err(error.into()),
                 },
             };
@@ -146,13 +151,7 @@ impl Kmsg {
                 .map_or(0, |next| record.sequence.saturating_sub(next));
             self.next = Some(record.sequence.saturating_add(1));
             if missed > 0 {
-                events.push(Event {
-                    at: boottime,
-                    what: What::Lost {
-                        cause: "kernel_log_overwritten".to_owned(),
-                        count: missed,
-                    },
-                });
+                events.push(lost(boottime, missed));
             }
             let at = record
                 .monotonic_us
@@ -164,6 +163,11 @@ impl Kmsg {
         }
         Ok(())
     }
+}
+
+/// So many records (or more, where their number is not known) were overwritten before they were read.
+fn lost(at: BootNs, count: u64) -> Event {
+    Event { at, what: What::Lost { cause: "kernel_log_overwritten".to_owned(), count } }
 }
 
 impl AsFd for Kmsg {

@@ -62,6 +62,8 @@ pub struct Host {
     pub limits: BTreeSet<LimitPart>,
     /// GPU errors, oldest first.
     pub xids: VecDeque<Xid>,
+    /// Older ones that are no longer kept.
+    pub xids_forgotten: u64,
     /// The last scan.
     pub scan: Option<LastScan>,
     /// Kernel threads inside the driver, when they were last looked for.
@@ -106,10 +108,11 @@ impl Host {
         Some(humantime::format_rfc3339_millis(SystemTime::UNIX_EPOCH + Duration::from_nanos(real)).to_string())
     }
 
-    /// Keeps an Xid; the same one reported by two sources within a second counts once.
+    /// Keeps an Xid; the same one reported by two sources within a second counts once, those of different processes never.
     pub fn xid(&mut self, xid: Xid) {
         let same = |x: &&mut Xid| {
-            x.code == xid.code && same_gpu(&x.pci, &xid.pci) && x.at.abs_diff(xid.at) < 1_000_000_000
+            let one_pid = x.pid == xid.pid || x.pid.is_none() || xid.pid.is_none();
+            x.code == xid.code && one_pid && same_gpu(&x.pci, &xid.pci) && x.at.abs_diff(xid.at) < 1_000_000_000
         };
         if let Some(known) = self.xids.iter_mut().rev().take(16).find(same) {
             known.pid = known.pid.or(xid.pid);
@@ -117,6 +120,7 @@ impl Host {
         }
         if self.xids.len() == XIDS_KEPT {
             self.xids.pop_front();
+            self.xids_forgotten = self.xids_forgotten.saturating_add(1);
         }
         self.xids.push_back(xid);
     }
@@ -171,5 +175,28 @@ pub fn same_gpu(a: &str, b: &str) -> bool {
     match (key(a), key(b)) {
         (Some(a), Some(b)) => a == b,
         _ => a == b,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn xid(at: BootNs, pid: Option<u32>) -> Xid {
+        Xid { at, pci: "0000:0b:00".to_owned(), code: 31, pid, message: String::new() }
+    }
+
+    #[test]
+    fn one_xid_of_two_sources_counts_once_and_those_of_two_processes_twice() {
+        let mut host = Host::default();
+        [xid(1, None), xid(2, Some(574)), xid(3, Some(580)), xid(4, Some(574))].into_iter().for_each(|one| host.xid(one));
+        assert_eq!(host.xids.iter().map(|xid| xid.pid).collect::<Vec<_>>(), [Some(574), Some(580)]);
+    }
+
+    #[test]
+    fn xids_that_are_no_longer_kept_are_counted() {
+        let mut host = Host::default();
+        (0..XIDS_KEPT as u32 + 7).for_each(|pid| host.xid(xid(1, Some(pid + 1))));
+        assert_eq!((host.xids.len(), host.xids_forgotten), (XIDS_KEPT, 7));
     }
 }

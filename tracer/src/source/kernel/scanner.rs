@@ -132,14 +132,16 @@ impl Scanner {
     }
 }
 
-/// Does two things at once: loading or running the two iterators is all kernel time, and one CPU's worth each.
-fn both<A: Send, B: Send>(one: impl FnOnce() -> A + Send, other: impl FnOnce() -> B) -> (A, B) {
+/// Does two things at once: loading or running the two iterators is all kernel time, and one CPU's worth each. Where no thread can be made
+/// (zombies can take all PIDs, which is when somebody looks), one after the other.
+fn both<A: Send, B>(one: impl Fn() -> A + Sync, other: impl FnOnce() -> B) -> (A, B) {
     std::thread::scope(|scope| {
-        let one = scope.spawn(one);
+        let thread = std::thread::Builder::new().spawn_scoped(scope, &one);
         let other = other();
-        match one.join() {
-            Ok(one) => (one, other),
-            Err(panic) => std::panic::resume_unwind(panic),
+        match thread.map(std::thread::ScopedJoinHandle::join) {
+            Ok(Ok(one)) => (one, other),
+            Ok(Err(panic)) => std::panic::resume_unwind(panic),
+            Err(_) => (one(), other),
         }
     })
 }

@@ -1,0 +1,73 @@
+//! The driver's modules are unloaded and loaded again while a recorder watches.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use outlive::event::{Event, What};
+
+use crate::stage::{BOOKS, until};
+use crate::watched::{Watched, leak, leaked, nothing};
+
+/// Where the guest has the modules.
+fn module(name: &str) -> PathBuf {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    Path::new("/driver").join(release.trim()).join(format!("{name}.ko"))
+}
+
+fn unload() {
+    for name in ["nvidia-uvm", "nvidia"] {
+        let out = Command::new("rmmod").arg(name).output().unwrap();
+        assert!(out.status.success(), "the recorder keeps {name} from being unloaded: {}", String::from_utf8_lossy(&out.stderr));
+    }
+    assert!(!Path::new(BOOKS).exists());
+}
+
+fn load() {
+    for name in ["nvidia", "nvidia-uvm"] {
+        let out = Command::new("insmod").arg(module(name)).output().unwrap();
+        assert!(out.status.success(), "{name}: {}", String::from_utf8_lossy(&out.stderr));
+    }
+    until("its files are there", || ["nvidiactl", "nvidia0", "nvidia-uvm"].iter().all(|node| Path::new("/dev").join(node).exists()));
+}
+
+/// How often the driver's functions were hooked since the start.
+fn attachments(events: &[Event]) -> usize {
+    let hooked = |what: &What| matches!(what, What::Hooks { list } if list.iter().any(|hook| hook.attached && hook.name.contains("nvidia_open")));
+    events.iter().filter(|event| hooked(&event.what)).count()
+}
+
+#[test]
+fn unloaded_and_loaded_again() {
+    let Some(mut watched) = Watched::begin("unloaded_and_loaded_again") else { return };
+    if !module("nvidia").exists() {
+        eprintln!("SKIPPED unloaded_and_loaded_again: {} is not there", module("nvidia").display());
+        return;
+    }
+    // At leisure, so that it is seen to be gone, and between two looks at what is loaded.
+    for leisurely in [true, false] {
+        let (owner, child) = leak(&mut watched.stage);
+        watched.until("it leaks", &leaked(owner.pid, child));
+        watched.stage.kill(child);
+        watched.until("nothing is left", &nothing);
+        let (hooks, before) = (watched.events().len(), attachments(&watched.events()));
+        unload();
+        if leisurely {
+            until("its end is recorded", || {
+                let events = watched.events();
+                events[hooks..].iter().any(|event| matches!(event.what, What::Devices { .. } | What::Hooks { .. }))
+            });
+            std::thread::sleep(std::time::Duration::from_secs(2));
+        }
+        load();
+        until("its functions are hooked again", || attachments(&watched.events()) > before);
+    }
+    let (owner, child) = leak(&mut watched.stage);
+    watched.until("it leaks", &leaked(owner.pid, child));
+    watched.until_recorded("it leaks", &leaked(owner.pid, child));
+    let (ended, ..) = watched.ends(&leaked(owner.pid, child));
+    let of_driver = |event: &Event| matches!(&event.what, What::Release { .. });
+    let again = ended.events.iter().rposition(|event| matches!(&event.what, What::Hooks { .. })).unwrap();
+    assert!(ended.timelines.iter().any(|timeline| timeline.pid == owner.pid));
+    assert!(ended.events[..again].iter().any(of_driver), "releases are seen with driver hooks only");
+}
