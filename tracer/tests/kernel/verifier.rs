@@ -58,9 +58,9 @@ pub(crate) fn no_program_became_much_harder_to_verify(options: &Options) {
         return;
     }
     // One line for the report of the matrix.
-    let hardest = counts.iter().max_by_key(|(_, count)| **count);
+    let hardest = counts.iter().max_by_key(|(_, count)| **count).map_or_else(String::new, |(name, count)| format!("{name} {count}"));
     let (before, after) = counts.iter().filter_map(|(name, count)| Some((known.get(name.as_str())?, count))).fold((0, 0), |sum, (old, new)| (sum.0 + old, sum.1 + new));
-    println!("verifier: {} programs, hardest {hardest:?}; all together {after} instructions, recorded {before}", counts.len());
+    println!("verifier: {} programs, hardest {hardest}; all together {after} instructions, recorded {before}", counts.len());
     let most = |name: &str| known.get(name).map(|count| count + (count / SHARE).max(SLACK));
     let jumped: Vec<String> = counts.iter()
         .filter(|(name, count)| most(name).is_none_or(|most| **count > most))
