@@ -6,6 +6,7 @@
 //! driver is loaded, in the guests of `cargo xtask vm`, and says SKIPPED elsewhere; each test leaves the guest as it found it.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![expect(clippy::panic, reason = "a fact that does not hold fails with what was said instead")]
 #![expect(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss, reason = "all of them 32-bit numbers")]
 
 #[path = "faults/clock.rs"]
