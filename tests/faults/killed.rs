@@ -81,15 +81,13 @@ fn killed_at_every_stage() {
         none_left("while it started");
         is_readable(&host, &trace);
     }
-    {
-        let trace = next();
-        let mut recorder = start(&host, &trace);
-        attached(&mut recorder);
-        assert!(probes() != before, "an attached recorder has kprobes, else this test proves nothing");
-        kill(recorder);
-        none_left("when it was attached");
-        is_readable(&host, &trace);
-    }
+    let trace = next();
+    let mut recorder = start(&host, &trace);
+    attached(&mut recorder);
+    assert!(probes() != before, "an attached recorder has kprobes, else this test proves nothing");
+    kill(recorder);
+    none_left("when it was attached");
+    is_readable(&host, &trace);
     // Somebody opens and closes all the time.
     let busy = stage.start(|line| {
         line.say(&[])?;
@@ -100,15 +98,13 @@ fn killed_at_every_stage() {
             thread::sleep(Duration::from_millis(5));
         }
     });
-    {
-        let trace = next();
-        let mut recorder = start(&host, &trace);
-        attached(&mut recorder);
-        thread::sleep(Duration::from_millis(1_500));
-        kill(recorder);
-        none_left("while it wrote");
-        is_readable(&host, &trace);
-    }
+    let trace = next();
+    let mut recorder = start(&host, &trace);
+    attached(&mut recorder);
+    thread::sleep(Duration::from_millis(1_500));
+    kill(recorder);
+    none_left("while it wrote");
+    is_readable(&host, &trace);
     for milliseconds in [0, 100] {
         let trace = next();
         let mut recorder = start(&host, &trace);

@@ -12,7 +12,8 @@ use crate::watched::{Held, Watched, leak, leaked, nothing, owner};
 const PID_MAX: &str = "/proc/sys/kernel/pid_max";
 /// PIDs that the kernel does not use again (RESERVED_PIDS, kernel/pid.c), and some for this test.
 const FEW_PIDS: &str = "600";
-const ZOMBIES: u32 = 20_000;
+/// An emulated machine needs some milliseconds for each in every look; 20,000 would take a look minutes.
+const ZOMBIES: u32 = 5_000;
 
 #[test]
 fn the_dead_owners_pid_comes_round_again() {
@@ -52,8 +53,8 @@ fn the_dead_owners_pid_comes_round_again() {
 }
 
 #[test]
-fn twenty_thousand_zombies() {
-    let Some(mut watched) = Watched::begin("twenty_thousand_zombies") else { return };
+fn thousands_of_zombies() {
+    let Some(mut watched) = Watched::begin("thousands_of_zombies") else { return };
     // The kernel allows as many as fit into an eighth of its memory, which a guest's cannot have: these have no memory of their own.
     let room = [Setting::set(PID_MAX, "65536"), Setting::set("/proc/sys/kernel/threads-max", "65536")];
     let mut parent = watched.stage.start(|line| {
@@ -86,9 +87,8 @@ fn twenty_thousand_zombies() {
     let text = watched.host.outlive("explain").output().unwrap();
     let text = String::from_utf8_lossy(&text.stdout).into_owned();
     assert!(text.contains(&format!("PID {}", parent.pid)), "their parent is named: {text}");
-    let (ended, mut stage, _host) = watched.ends(&|said| leaked(owner.pid, child)(said));
+    let (ended, _stage, _host) = watched.ends(&|said| leaked(owner.pid, child)(said));
     assert!(ended.explanation.pids.is_some_and(|pids| pids.zombies >= ZOMBIES), "the trace counts them");
-    stage.kill(parent.pid);
     drop((zombies, room));
 }
 
@@ -131,23 +131,23 @@ fn chosen_by_the_oom_killer() {
     watched.until_recorded("the OOM killer is named", &facts);
     watched.stage.kill(child);
     watched.until("nothing is left", &nothing);
-    // The whole machine: the owner is the one that the kernel prefers, and it takes what there is.
+    // The whole machine: the owner is the one that the kernel prefers. It is told to choose (a guest whose memory is really used up kills its
+    // own tests and panics).
     let mut hog = watched.stage.start(|line| {
         Cuda::open()?.malloc(1_024)?;
         let child = spawn(|child| child.say(&[]))?;
         fs::write("/proc/self/oom_score_adj", "1000")?;
         line.say(&[child.pid])?;
         line.wait()?;
-        use_memory(1 << 14);
+        use_memory(256);
+        fs::write("/proc/self/comm", "full")?;
         Ok(())
     });
     let child = watched.stage.adopt(hog.said[0]);
     hog.go();
-    let began = std::time::Instant::now();
-    while crate::stage::state(hog.pid) != 'Z' {
-        assert!(began.elapsed() < std::time::Duration::from_secs(120), "the machine has more memory than this");
-        std::thread::sleep(std::time::Duration::from_millis(100));
-    }
+    until("it has what it wants", || fs::read_to_string(format!("/proc/{}/comm", hog.pid)).is_ok_and(|comm| comm.trim() == "full"));
+    fs::write("/proc/sysrq-trigger", "f").unwrap();
+    until("the owner is killed", || crate::stage::state(hog.pid) == 'Z');
     watched.stage.kill(hog.pid);
     let facts = |said: &Explanation| -> Result<(), String> {
         leaked(hog.pid, child)(said)?;

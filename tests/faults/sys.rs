@@ -135,11 +135,12 @@ pub(crate) fn lead_group() {
     unsafe { libc::setpgid(0, 0) };
 }
 
-/// The zombies of a process group, to be reaped however the test ends.
+/// The zombies of a process group, whose parent leads it: all are reaped, however the test ends.
 pub(crate) struct Zombies(pub(crate) u32);
 
 impl Drop for Zombies {
     fn drop(&mut self) {
+        crate::stage::kill(self.0);
         let deadline = Instant::now() + Duration::from_secs(30);
         while !reap_group(self.0) && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(5));

@@ -96,16 +96,18 @@ impl Kmsg {
             path: path.to_path_buf(),
             source,
         };
-        let mut file = OpenOptions::new()
+        let file = OpenOptions::new()
             .read(true)
             .custom_flags(libc::O_NONBLOCK)
             .open(path)
             .map_err(failed)?;
+        let mut kmsg = Kmsg::over(file);
         // Fresh descriptors begin with the oldest record (devkmsg_open, kernel/printk/printk.c).
-        if from == From::Now {
-            file.seek(SeekFrom::End(0)).map_err(failed)?;
+        if from == From::Now && !kmsg.pass() {
+            kmsg.file.seek(SeekFrom::End(0)).map_err(failed)?;
+            kmsg.next = None;
         }
-        Ok(Kmsg::over(file))
+        Ok(kmsg)
     }
 
     fn over(file: File) -> Kmsg {
@@ -115,6 +117,23 @@ impl Kmsg {
             read_to: 0,
             buffer: vec![0; RECORD_MAX],
         }
+    }
+
+    /// Passes over what is there, so that the number of the next record is known and none can be overwritten uncounted. False: there is too much.
+    fn pass(&mut self) -> bool {
+        for _ in 0..DRAIN_MAX {
+            match self.file.read(&mut self.buffer) {
+                Ok(0) => return true,
+                Ok(read) => {
+                    let text = String::from_utf8_lossy(&self.buffer[..read]);
+                    self.next = Record::parse(&text).map(|record| record.sequence.saturating_add(1)).or(self.next);
+                }
+                Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => return true,
+                // As in `drain`; what fails for good fails there again.
+                Err(_) => {}
+            }
+        }
+        false
     }
 
     /// Adds the Xids among the messages that are there; ends without waiting when there are none left.
@@ -320,6 +339,16 @@ mod tests {
             panic!("{events:?}")
         };
         assert_eq!((pci.len(), message.len()), (PCI_MAX, MESSAGE_MAX));
+    }
+
+    #[test]
+    fn what_is_overwritten_before_the_first_record_is_read_is_counted() {
+        let (feed, mut kmsg) = log();
+        feed.send(b"4,10,1,-;NVRM: Xid (PCI:0): 8\n").unwrap();
+        assert!(kmsg.pass());
+        feed.send(b"4,15,1,-;NVRM: Xid (PCI:0): 9\n").unwrap();
+        let lost = What::Lost { cause: "kernel_log_overwritten".to_owned(), count: 4 };
+        assert_eq!(drain(&mut kmsg), [lost, xid("0", 9, None, "")]);
     }
 
     #[test]
