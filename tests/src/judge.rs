@@ -93,7 +93,7 @@ fn exit_codes(expected: &[Memory]) -> BTreeSet<i32> {
     codes
 }
 
-/// What looks with the histories of several recordings say differently of one moment.
+/// What looks at several recordings say differently of one moment.
 #[must_use]
 pub fn disagreement(looks: &[Look]) -> Option<String> {
     let verdicts: Vec<BTreeSet<String>> = looks.iter().map(|look| look.explanation.holdings.iter().map(verdict).collect()).collect();
@@ -103,12 +103,11 @@ pub fn disagreement(looks: &[Look]) -> Option<String> {
     Some(format!("recordings disagree: [{}] and [{}]", only(first, other), only(other, first)))
 }
 
-/// What a holding concludes: cause, owner, who holds and how. (How sure that is may differ with the moment, and the scenario says how sure it must
-/// be.)
+/// What a holding concludes: cause and how sure that is, owner, who holds and how.
 fn verdict(holding: &Holding) -> String {
     let owner = holding.owner.as_ref().map(|owner| owner.pid);
     let holders: BTreeSet<(u32, String)> = holding.holders.iter().map(|holder| (holder.pid, format!("{:?}", holder.via))).collect();
-    format!("{:?} of {owner:?}, held by {holders:?}", holding.cause)
+    format!("{:?} ({:?}) of {owner:?}, held by {holders:?}", holding.cause, holding.confidence)
 }
 
 /// One comparison.

@@ -20,7 +20,7 @@ pub mod scenario;
 pub mod table;
 
 use std::io;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use host::Host;
 use judge::{Difference, Warmth};
@@ -80,7 +80,6 @@ pub fn check(scenario: &Scenario, place: Place, also: Also) -> io::Result<Outcom
 
     let cold = look::live(&host, None)?;
     outcome.looks.insert("cold".to_owned(), Told::new(&cold, compare(&cold, Warmth::Cold)));
-    let mut seen = Vec::new();
     let mut note = |name: &str, watch: &Watch, look: &Look, wrong| outcome.looks.insert(format!("{name}{}", watch.suffix), Told::new(look, wrong));
     if place == Place::Gpu && !scenario.brief {
         std::thread::sleep(FLUSHED.saturating_sub(acted.elapsed()));
@@ -90,6 +89,7 @@ pub fn check(scenario: &Scenario, place: Place, also: Also) -> io::Result<Outcom
             note("recording", watch, &told, wrong);
         }
     }
+    let mut newest = None;
     for watch in &watches {
         let warm = || look::live(&host, Some(watch.recorder.trace()));
         let (warm, wrong) = if scenario.brief {
@@ -100,7 +100,7 @@ pub fn check(scenario: &Scenario, place: Place, also: Also) -> io::Result<Outcom
             until_right(place, warm, &compare)?
         };
         note("warm", watch, &warm, wrong);
-        seen.push(warm);
+        newest.get_or_insert(warm);
     }
     if scenario.brief {
         std::thread::sleep(FLUSHED.saturating_sub(acted.elapsed()));
@@ -113,6 +113,7 @@ pub fn check(scenario: &Scenario, place: Place, also: Also) -> io::Result<Outcom
         outcome.rivals = rivals::ask(&host, scenario, &play, &outcome)?;
     }
     let mut traces = Vec::new();
+    let end = SystemTime::now();
     watches.iter().try_for_each(|watch| watch.recorder.ask_to_stop())?;
     for watch in watches {
         let stopped = watch.recorder.await_stopped()?;
@@ -122,15 +123,16 @@ pub fn check(scenario: &Scenario, place: Place, also: Also) -> io::Result<Outcom
         }
         traces.push(stopped);
     }
-    if !scenario.brief {
-        outcome.wrong.extend(judge::disagreement(&seen));
+    if traces.len() > 1 {
+        // Of one moment: what goes on has gone further when the second is asked.
+        let looks = traces.iter().map(|trace| look::offline_at(&host, trace, Some(end))).collect::<io::Result<Vec<_>>>()?;
+        outcome.wrong.extend(judge::disagreement(&looks));
     }
     // What is lost, or was before them, may be another's loss.
     if let ([driver, syscall], false) = (&traces[..], scenario.overrun || scenario.late) {
         outcome.wrong.extend(events::difference(driver, syscall)?);
     }
-    let warm = seen.swap_remove(0);
-    if scenario.remedied {
+    if let (true, Some(warm)) = (scenario.remedied, newest) {
         // With history where it knows better.
         let causes = |look: &Look| look.explanation.holdings.iter().map(|holding| holding.cause).collect::<Vec<_>>();
         let mut tried = remedy::apply(scenario, &play, place, if causes(&cold) == causes(&warm) { &cold } else { &warm })?;

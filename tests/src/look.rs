@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use outlive::explanation::Explanation;
 
@@ -49,12 +49,23 @@ pub fn live(host: &Host, history: Option<&Path>) -> io::Result<Look> {
 /// # Errors
 /// When outlive fails.
 pub fn offline(host: &Host, trace: &Path) -> io::Result<Look> {
+    offline_at(host, trace, None)
+}
+
+/// The same, of a moment in the trace instead of its end.
+///
+/// # Errors
+/// When outlive fails.
+pub fn offline_at(host: &Host, trace: &Path, at: Option<SystemTime>) -> io::Result<Look> {
     let copy = host.path("copy.jsonl.zst");
     fs::copy(trace, &copy)?;
     fs::set_permissions(&copy, Permissions::from_mode(0o644))?;
     let mut command = host.outlive_offline("explain");
     // std drops the supplementary groups with the user id.
     command.uid(NOBODY).gid(NOBODY).arg("--json").arg("--trace").arg(&copy);
+    if let Some(at) = at {
+        command.arg("--at").arg(humantime::format_rfc3339_nanos(at).to_string());
+    }
     look(host, command)
 }
 

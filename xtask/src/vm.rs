@@ -85,8 +85,10 @@ fn in_guest(kernel: &Kernel, accuracy: &Path, programs: &[PathBuf], commands: &s
     let mut row = None;
     match Outcomes::read(&out, expected) {
         Ok(mut outcomes) => {
-            let wrong = outcomes.wrong();
-            if failed.is_none() && !wrong.is_empty() {
+            let (wrong, differing) = (outcomes.wrong(), outcomes.differing());
+            if failed.is_none() && !differing.is_empty() {
+                failed = Some(anyhow::anyhow!("recorders with different hooks disagree about {}; see {}", differing.join(", "), out.display()));
+            } else if failed.is_none() && !wrong.is_empty() {
                 failed = again(kernel, accuracy, &wrong, &mut outcomes).err();
             }
             row = Some(Row { kernel: kernel.name.to_owned(), tests, outcomes, again: wrong.len(), seconds: began.elapsed().as_secs() });

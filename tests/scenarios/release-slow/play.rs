@@ -6,7 +6,7 @@ use crate::stage::Stage;
 
 pub(crate) fn play(stage: &mut Stage) -> io::Result<()> {
     stage.owner("user", &[], &[])?;
-    stage.knob("release_ms", "8000")?;
+    stage.knob("release_ms", "24000")?;
     stage.signal("owner", libc::SIGKILL)?;
     // Into the middle of it.
     std::thread::sleep(std::time::Duration::from_millis(1_500));
