@@ -103,11 +103,12 @@ pub fn disagreement(looks: &[Look]) -> Option<String> {
     Some(format!("recordings disagree: [{}] and [{}]", only(first, other), only(other, first)))
 }
 
-/// What a holding concludes: cause and how sure that is, owner, who holds and how.
+/// What a holding concludes: cause, owner, who holds and how. (How sure that is grows with each sample, which every recorder takes at moments of
+/// its own; the scenario says how sure it must be.)
 fn verdict(holding: &Holding) -> String {
     let owner = holding.owner.as_ref().map(|owner| owner.pid);
     let holders: BTreeSet<(u32, String)> = holding.holders.iter().map(|holder| (holder.pid, format!("{:?}", holder.via))).collect();
-    format!("{:?} ({:?}) of {owner:?}, held by {holders:?}", holding.cause, holding.confidence)
+    format!("{:?} of {owner:?}, held by {holders:?}", holding.cause)
 }
 
 /// One comparison.
