@@ -24,15 +24,15 @@ const TASK_FROZEN: u32 = 0x8000;
 const KILL: u64 = 1 << (libc::SIGKILL - 1);
 
 impl Proc {
-    /// Details of the `relevant` processes of a scan, and how they stand. Those that vanished are left out.
+    /// Details of some processes of a scan, and how they stand. Those that vanished are left out.
     #[must_use]
     pub fn describe(
         &self,
         tasks: &[TaskLine],
-        relevant: &BTreeSet<ProcessId>,
+        some: &BTreeSet<ProcessId>,
     ) -> (Vec<ProcessInfo>, Vec<ProcessState>) {
         let mut processes: BTreeMap<ProcessId, Vec<&TaskLine>> = BTreeMap::new();
-        for task in tasks.iter().filter(|task| relevant.contains(&task.id)) {
+        for task in tasks.iter().filter(|task| some.contains(&task.id)) {
             processes.entry(task.id).or_default().push(task);
         }
         // How much room a cgroup has is asked only where zombies fill it.
