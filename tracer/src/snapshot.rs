@@ -98,8 +98,8 @@ impl TaskLine {
         self.tid == self.id.tgid()
     }
 
-    /// The whole process is a zombie: its leader is, and no thread lives.
-    pub(crate) fn is_zombie(&self) -> bool {
+    /// The leader has ended, and every other thread has at least begun to.
+    fn ends(&self) -> bool {
         self.is_leader() && self.exit_state & EXIT_ZOMBIE != 0 && self.live == 0
     }
 
@@ -149,11 +149,22 @@ impl TaskLine {
     }
 }
 
+/// The zombies: processes whose leader has ended, and which have no other thread. (The last one may still be giving everything back when the kernel
+/// counts no living thread any more: `signal->live` falls when an exit begins, kernel/exit.c, do_exit.)
+#[must_use]
+pub fn zombies(tasks: &[TaskLine]) -> BTreeSet<ProcessId> {
+    let mut zombies: BTreeSet<ProcessId> = tasks.iter().filter(|task| task.ends()).map(|task| task.id).collect();
+    for task in tasks.iter().filter(|task| !task.is_leader() && task.exit_state == 0) {
+        zombies.remove(&task.id);
+    }
+    zombies
+}
+
 /// The processes that matter: those that are [`worth_reading`], and all zombies.
 #[must_use]
 pub fn relevant(world: &World, tasks: &[TaskLine], holds: &[Hold]) -> BTreeSet<ProcessId> {
     let mut found = worth_reading(world, tasks, holds);
-    found.extend(tasks.iter().filter(|task| task.is_zombie()).map(|task| task.id));
+    found.extend(zombies(tasks));
     found
 }
 
@@ -166,6 +177,7 @@ pub fn relevant(world: &World, tasks: &[TaskLine], holds: &[Hold]) -> BTreeSet<P
 pub fn worth_reading(world: &World, tasks: &[TaskLine], holds: &[Hold]) -> BTreeSet<ProcessId> {
     let leaders: BTreeMap<u32, &TaskLine> = tasks.iter().filter(|t| t.is_leader()).map(|t| (t.id.tgid(), t)).collect();
     let by_pid = |pid: u32| leaders.get(&pid).map(|task| task.id);
+    let zombies = zombies(tasks);
     let openers: BTreeSet<Token> = holds.iter().filter_map(|hold| hold.cred).collect();
     let mut found: BTreeSet<ProcessId> = holds.iter().map(|hold| hold.id).collect();
     found.extend(world.gpus().values().flat_map(|gpu| gpu.lines.keys()).filter_map(|(pid, _)| by_pid(*pid)));
@@ -183,7 +195,7 @@ pub fn worth_reading(world: &World, tasks: &[TaskLine], holds: &[Hold]) -> BTree
         }
     }
     for task in tasks {
-        if task.is_zombie() {
+        if zombies.contains(&task.id) {
             if openers.contains(&task.cred) || world.uses_gpu(task.id) {
                 found.insert(task.id);
             }
@@ -216,7 +228,7 @@ impl Snapshot {
             self.gone(world, &leaders, &relevant, &mut out);
         }
         self.kernel(world, &mut out);
-        let zombies = leaders.values().filter(|task| task.is_zombie()).count();
+        let zombies = zombies(&self.tasks).len();
         out.push(self.event(What::Scan {
             began: self.began,
             processes: u32::try_from(leaders.len()).unwrap_or(u32::MAX),
@@ -477,6 +489,20 @@ mod tests {
         let zombie = told.iter().find(|zombie| zombie.pid == 900).unwrap();
         assert_eq!((zombie.comm.as_str(), zombie.used_gpu), ("true", false));
         assert_eq!(zombie.parent.as_ref().unwrap().comm.as_deref(), Some("cron"));
+    }
+
+    #[test]
+    fn a_process_whose_last_thread_is_still_on_its_way_out_is_no_zombie() {
+        let mut snapshot = inherited();
+        let leader = TaskLine { exit_state: EXIT_ZOMBIE, live: 0, ..task(900, 99, "python3") };
+        snapshot.tasks.extend([leader.clone(), TaskLine { tid: 901, exit_state: 0, flags: PF_EXITING, ..leader }]);
+        assert!(!zombies(&snapshot.tasks).contains(&ProcessId(900, 900)));
+        let events = snapshot.events(&World::default());
+        assert!(events.iter().any(|event| matches!(event.what, What::Scan { zombies: 1, .. })));
+        // Once it matters it is read.
+        let mut story = crate::story::Story::cold();
+        story.nvml(1_024, &[(900, 1_024)]);
+        assert!(worth_reading(&story.world(), &snapshot.tasks, &snapshot.holds).contains(&ProcessId(900, 900)));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use super::cgroup::Paths;
 use super::status::Status;
 use super::{Proc, TEXT_MAX, bounded, container, guard};
 use crate::event::{ProcessId, ProcessInfo, ProcessState};
-use crate::snapshot::TaskLine;
+use crate::snapshot::{self, TaskLine};
 
 // include/linux/sched.h
 pub(super) const PF_EXITING: u32 = 0x4;
@@ -36,11 +36,8 @@ impl Proc {
             processes.entry(task.id).or_default().push(task);
         }
         // How much room a cgroup has is asked only where zombies fill it.
-        let must_wait: BTreeSet<ProcessId> = tasks
-            .iter()
-            .filter(|task| task.is_zombie())
-            .map(|task| task.parent)
-            .collect();
+        let zombies = snapshot::zombies(tasks);
+        let must_wait: BTreeSet<ProcessId> = tasks.iter().filter(|task| zombies.contains(&task.id)).map(|task| task.parent).collect();
         let mut frozen = BTreeMap::new();
         let mut described = (Vec::new(), Vec::new());
         for (id, threads) in processes {
