@@ -76,6 +76,16 @@ static noinline void nv_file_release(struct nv_file *file)
 	kfree(file);
 }
 
+#ifdef BEFORE_545
+/* Up to 535 other functions owned the files, and called nvidia_open, nvidia_close and nvidia_ioctl (kernel-open/nvidia/nv-frontend.c). */
+#define nvidia_unlocked_ioctl nvidia_ioctl
+#define DRIVER_NAME "nvidia-frontend"
+noinline int nvidia_frontend_open(struct inode *inode, struct file *filp);
+noinline int nvidia_frontend_close(struct inode *inode, struct file *filp);
+noinline long nvidia_frontend_unlocked_ioctl(struct file *filp, unsigned int request, unsigned long argument);
+#else
+#define DRIVER_NAME "nvidia"
+#endif
 noinline int nvidia_open(struct inode *inode, struct file *filp);
 noinline int nvidia_close(struct inode *inode, struct file *filp);
 noinline long nvidia_unlocked_ioctl(struct file *filp, unsigned int request, unsigned long argument);
@@ -193,12 +203,41 @@ int nvidia_mmap(struct file *filp, struct vm_area_struct *vma)
 	return 0;
 }
 
+#ifdef BEFORE_545
+int nvidia_frontend_open(struct inode *inode, struct file *filp)
+{
+	int result = nvidia_open(inode, filp);
+
+	barrier(); /* no tail call */
+	return result;
+}
+
+int nvidia_frontend_close(struct inode *inode, struct file *filp)
+{
+	int result = nvidia_close(inode, filp);
+
+	barrier();
+	return result;
+}
+
+long nvidia_frontend_unlocked_ioctl(struct file *filp, unsigned int request, unsigned long argument)
+{
+	long result = nvidia_ioctl(filp, request, argument);
+
+	barrier();
+	return result;
+}
+#define OWNS(function) nvidia_frontend_##function
+#else
+#define OWNS(function) nvidia_##function
+#endif
+
 static const struct file_operations nvidia_fops = {
 	.owner = THIS_MODULE,
-	.open = nvidia_open,
-	.release = nvidia_close,
-	.unlocked_ioctl = nvidia_unlocked_ioctl,
-	.compat_ioctl = nvidia_unlocked_ioctl,
+	.open = OWNS(open),
+	.release = OWNS(close),
+	.unlocked_ioctl = OWNS(unlocked_ioctl),
+	.compat_ioctl = OWNS(unlocked_ioctl),
 	.mmap = nvidia_mmap,
 };
 
@@ -259,7 +298,7 @@ static int __init standin_init(void)
 	error = books_open();
 	if (error)
 		goto no_books;
-	error = register_chrdev_region(MKDEV(MAJOR_NVIDIA, 0), GPU_MINORS, "nvidia");
+	error = register_chrdev_region(MKDEV(MAJOR_NVIDIA, 0), GPU_MINORS, DRIVER_NAME);
 	if (error)
 		goto no_gpus;
 	error = register_chrdev_region(MKDEV(MAJOR_NVIDIA, MINOR_CONTROL), 1, "nvidiactl");

@@ -12,8 +12,7 @@ use crate::watched::{Held, Watched, leak, leaked, nothing, owner};
 const PID_MAX: &str = "/proc/sys/kernel/pid_max";
 /// PIDs that the kernel does not use again (RESERVED_PIDS, kernel/pid.c), and some for this test.
 const FEW_PIDS: &str = "600";
-/// An emulated machine needs some milliseconds for each in every look; 20,000 would take a look minutes.
-const ZOMBIES: u32 = 5_000;
+const ZOMBIES: u32 = 20_000;
 
 #[test]
 fn the_dead_owners_pid_comes_round_again() {

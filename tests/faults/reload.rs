@@ -6,13 +6,13 @@ use std::process::Command;
 
 use outlive::event::{Event, What};
 
-use crate::stage::{BOOKS, until};
+use crate::stage::{BOOKS, Stage, until};
 use crate::watched::{Watched, leak, leaked, nothing};
 
-/// Where the guest has the modules.
-fn module(name: &str) -> PathBuf {
+/// Where the guest has the modules. A variant has the functions of an older driver ("535").
+fn module(variant: &str, name: &str) -> PathBuf {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
-    Path::new("/driver").join(release.trim()).join(format!("{name}.ko"))
+    Path::new("/driver").join(release.trim()).join(variant).join(format!("{name}.ko"))
 }
 
 fn unload() {
@@ -23,9 +23,9 @@ fn unload() {
     assert!(!Path::new(BOOKS).exists());
 }
 
-fn load() {
+fn load(variant: &str) {
     for name in ["nvidia", "nvidia-uvm"] {
-        let out = Command::new("insmod").arg(module(name)).output().unwrap();
+        let out = Command::new("insmod").arg(module(variant, name)).output().unwrap();
         assert!(out.status.success(), "{name}: {}", String::from_utf8_lossy(&out.stderr));
     }
     until("its files are there", || ["nvidiactl", "nvidia0", "nvidia-uvm"].iter().all(|node| Path::new("/dev").join(node).exists()));
@@ -40,10 +40,6 @@ fn attachments(events: &[Event]) -> usize {
 #[test]
 fn unloaded_and_loaded_again() {
     let Some(mut watched) = Watched::begin("unloaded_and_loaded_again") else { return };
-    if !module("nvidia").exists() {
-        eprintln!("SKIPPED unloaded_and_loaded_again: {} is not there", module("nvidia").display());
-        return;
-    }
     // At leisure, so that it is seen to be gone, and between two looks at what is loaded.
     for leisurely in [true, false] {
         let (owner, child) = leak(&mut watched.stage);
@@ -59,7 +55,7 @@ fn unloaded_and_loaded_again() {
             });
             std::thread::sleep(std::time::Duration::from_secs(2));
         }
-        load();
+        load("");
         until("its functions are hooked again", || attachments(&watched.events()) > before);
     }
     let (owner, child) = leak(&mut watched.stage);
@@ -70,4 +66,47 @@ fn unloaded_and_loaded_again() {
     let again = ended.events.iter().rposition(|event| matches!(&event.what, What::Hooks { .. })).unwrap();
     assert!(ended.timelines.iter().any(|timeline| timeline.pid == owner.pid));
     assert!(ended.events[..again].iter().any(of_driver), "releases are seen with driver hooks only");
+}
+
+/// The driver that the other tests need is loaded again, however this one ends.
+struct Older;
+
+impl Older {
+    fn load() -> Older {
+        unload();
+        load("535");
+        Older
+    }
+}
+
+impl Drop for Older {
+    fn drop(&mut self) {
+        // A test that fails leaves its processes to the stage, which is dropped before.
+        unload();
+        load("");
+    }
+}
+
+#[test]
+fn the_functions_of_535() {
+    let Some(stage) = Stage::take("the_functions_of_535") else { return };
+    let older = Older::load();
+    drop(stage);
+    {
+        let Some(mut watched) = Watched::begin("the_functions_of_535") else { return };
+        let (owner, child) = leak(&mut watched.stage);
+        watched.until("it leaks", &leaked(owner.pid, child));
+        watched.until_recorded("it leaks", &leaked(owner.pid, child));
+        let (ended, stage, _host) = watched.ends(&leaked(owner.pid, child));
+        let hooks: Vec<&str> = ended.events.iter().filter_map(|event| if let What::Header(header) = &event.what { Some(header) } else { None })
+            .flat_map(|header| header.hooks.iter().filter(|hook| hook.attached).map(|hook| hook.name.as_str())).collect();
+        for function in ["nvidia_open", "nvidia_close", "nvidia_frontend_unlocked_ioctl"] {
+            assert!(hooks.iter().any(|hook| hook.contains(function)), "{function} is not hooked: {hooks:?}");
+        }
+        // The books were kept by what was asked of it.
+        assert_eq!(ended.explanation.holdings.iter().find(|h| h.outlives()).and_then(|h| h.bytes), Some(2_048 << 20));
+        assert!(ended.events.iter().any(|event| matches!(event.what, What::Rm(_))), "no request was seen");
+        drop(stage);
+    }
+    drop(older);
 }

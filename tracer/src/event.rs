@@ -568,7 +568,7 @@ pub enum What {
     },
     /// Events were lost since the last such report.
     Lost {
-        /// `outlive_ebpf::limits::Lost` name, or "queue_full", "unknown_record", ...
+        /// `outlive_ebpf::limits::Lost` name, or "nested", "queue_full", "unknown_record", ...
         cause: String,
         /// How many.
         count: u64,

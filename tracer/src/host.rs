@@ -12,8 +12,8 @@ use crate::world::World;
 /// What a scan says that `world` does not know.
 #[must_use]
 pub(crate) fn compare(part: ScanPart, proc: &Proc, world: &World) -> Vec<Event> {
-    let relevant = snapshot::relevant(world, &part.tasks, &part.holds);
-    let (infos, states) = proc.describe(&part.tasks, &relevant);
+    let worth_reading = snapshot::worth_reading(world, &part.tasks, &part.holds);
+    let (infos, states) = proc.describe(&part.tasks, &worth_reading);
     let ScanPart { began, ended, tasks, holds, complete, .. } = part;
     // Reading the kernel's threads and modules is worth it only where something should be released.
     let dying = states.iter().any(|state| state.must_die() && world.uses_gpu(state.id));

@@ -45,15 +45,13 @@ pub fn look(common: &Common, history: World) -> Result<World> {
         overdue.iter().for_each(|event| world.apply(event));
     }
     collect(&mut sampler, &mut world);
-    if world.something_is_leaving() {
-        second_look(&mut kernel, &proc, &mut sampler, &mut world)?;
-    } else if !world.unknown_pids().is_empty() || world.wants_kernel_threads() {
+    if !world.something_is_leaving() && (!world.unknown_pids().is_empty() || world.wants_kernel_threads()) {
         // The first scan did not know what NVML says: whether the processes that it names exist, and whether the kernel itself is
         // at work where it names nobody, is what this one must say.
         scan(&mut kernel, &proc, &mut world)?;
-        if world.is_kernel_at_it() {
-            second_look(&mut kernel, &proc, &mut sampler, &mut world)?;
-        }
+    }
+    if world.something_is_leaving() || world.is_kernel_at_it() {
+        second_look(&mut kernel, &proc, &mut sampler, &mut world)?;
     }
     Ok(world)
 }

@@ -98,8 +98,8 @@ impl TaskLine {
         self.tid == self.id.tgid()
     }
 
-    /// The whole process is a zombie: its leader is, and no thread lives.
-    pub(crate) fn is_zombie(&self) -> bool {
+    /// The leader has ended, and every other thread has at least begun to.
+    fn ends(&self) -> bool {
         self.is_leader() && self.exit_state & EXIT_ZOMBIE != 0 && self.live == 0
     }
 
@@ -149,14 +149,36 @@ impl TaskLine {
     }
 }
 
-/// The processes whose details are worth reading: holders and all that explains them.
-///
-/// Holders, their ancestors, group and session leaders and tracers; processes that NVML names; everything that the
-/// world follows already; zombies and who must wait for them.
+/// The zombies: processes whose leader has ended, and which have no other thread. (The last one may still be giving everything back when the kernel
+/// counts no living thread any more: `signal->live` falls when an exit begins, kernel/exit.c, do_exit.)
+#[must_use]
+pub fn zombies(tasks: &[TaskLine]) -> BTreeSet<ProcessId> {
+    let mut zombies: BTreeSet<ProcessId> = tasks.iter().filter(|task| task.ends()).map(|task| task.id).collect();
+    for task in tasks.iter().filter(|task| !task.is_leader() && task.exit_state == 0) {
+        zombies.remove(&task.id);
+    }
+    zombies
+}
+
+/// The processes that matter: those that are [`worth_reading`], and all zombies.
 #[must_use]
 pub fn relevant(world: &World, tasks: &[TaskLine], holds: &[Hold]) -> BTreeSet<ProcessId> {
+    let mut found = worth_reading(world, tasks, holds);
+    found.extend(zombies(tasks));
+    found
+}
+
+/// The processes whose details in /proc are worth reading.
+///
+/// Holders, their ancestors, group and session leaders and tracers; processes that NVML names; everything that the
+/// world follows already; who must wait for zombies. Of the zombies themselves only those that have to do with a GPU: the others have no more
+/// details than a task line tells, and there may be tens of thousands of them.
+#[must_use]
+pub fn worth_reading(world: &World, tasks: &[TaskLine], holds: &[Hold]) -> BTreeSet<ProcessId> {
     let leaders: BTreeMap<u32, &TaskLine> = tasks.iter().filter(|t| t.is_leader()).map(|t| (t.id.tgid(), t)).collect();
     let by_pid = |pid: u32| leaders.get(&pid).map(|task| task.id);
+    let zombies = zombies(tasks);
+    let openers: BTreeSet<Token> = holds.iter().filter_map(|hold| hold.cred).collect();
     let mut found: BTreeSet<ProcessId> = holds.iter().map(|hold| hold.id).collect();
     found.extend(world.gpus().values().flat_map(|gpu| gpu.lines.keys()).filter_map(|(pid, _)| by_pid(*pid)));
     let core: Vec<ProcessId> = found.iter().copied().collect();
@@ -173,12 +195,13 @@ pub fn relevant(world: &World, tasks: &[TaskLine], holds: &[Hold]) -> BTreeSet<P
         }
     }
     for task in tasks {
-        if world.process(task.id).is_some() {
-            found.insert(task.id);
-        }
-        if task.is_zombie() {
-            found.insert(task.id);
+        if zombies.contains(&task.id) {
+            if openers.contains(&task.cred) || world.uses_gpu(task.id) {
+                found.insert(task.id);
+            }
             found.extend(by_pid(task.parent.tgid()));
+        } else if world.process(task.id).is_some() {
+            found.insert(task.id);
         }
         if let Some(tracer) = task.tracer.filter(|_| found.contains(&task.id)) {
             found.insert(tracer);
@@ -205,7 +228,7 @@ impl Snapshot {
             self.gone(world, &leaders, &relevant, &mut out);
         }
         self.kernel(world, &mut out);
-        let zombies = leaders.values().filter(|task| task.is_zombie()).count();
+        let zombies = zombies(&self.tasks).len();
         out.push(self.event(What::Scan {
             began: self.began,
             processes: u32::try_from(leaders.len()).unwrap_or(u32::MAX),
@@ -447,6 +470,39 @@ mod tests {
         assert_eq!(told.holdings[0].cause, CauseId::InheritedDescriptor);
         assert_eq!(told.holdings[0].owner.as_ref().unwrap().pid, 574);
         assert_eq!(told.zombies[0].parent.as_ref().unwrap().comm.as_deref(), Some("bash"));
+    }
+
+    #[test]
+    fn zombies_that_have_nothing_to_do_with_a_gpu_are_told_and_not_read() {
+        let mut snapshot = inherited();
+        let other = TaskLine { exit_state: EXIT_ZOMBIE, live: 0, ..task(900, 99, "true") };
+        snapshot.tasks.push(other);
+        let mut world = World::default();
+        // Of the second look it is known.
+        for _ in 0..2 {
+            let read = worth_reading(&world, &snapshot.tasks, &snapshot.holds);
+            let pids: Vec<u32> = read.iter().map(|id| id.tgid()).collect();
+            assert!(pids.contains(&99) && pids.contains(&574) && !pids.contains(&900), "{pids:?}");
+            applied(&mut world, &snapshot);
+        }
+        let told = explain(&world).zombies;
+        let zombie = told.iter().find(|zombie| zombie.pid == 900).unwrap();
+        assert_eq!((zombie.comm.as_str(), zombie.used_gpu), ("true", false));
+        assert_eq!(zombie.parent.as_ref().unwrap().comm.as_deref(), Some("cron"));
+    }
+
+    #[test]
+    fn a_process_whose_last_thread_is_still_on_its_way_out_is_no_zombie() {
+        let mut snapshot = inherited();
+        let leader = TaskLine { exit_state: EXIT_ZOMBIE, live: 0, ..task(900, 99, "python3") };
+        snapshot.tasks.extend([leader.clone(), TaskLine { tid: 901, exit_state: 0, flags: PF_EXITING, ..leader }]);
+        assert!(!zombies(&snapshot.tasks).contains(&ProcessId(900, 900)));
+        let events = snapshot.events(&World::default());
+        assert!(events.iter().any(|event| matches!(event.what, What::Scan { zombies: 1, .. })));
+        // Once it matters it is read.
+        let mut story = crate::story::Story::cold();
+        story.nvml(1_024, &[(900, 1_024)]);
+        assert!(worth_reading(&story.world(), &snapshot.tasks, &snapshot.holds).contains(&ProcessId(900, 900)));
     }
 
     #[test]

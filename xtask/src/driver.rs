@@ -15,6 +15,8 @@ use std::process::Command;
 const MODULES: [&str; 2] = ["nvidia", "nvidia-uvm"];
 /// Where the modules for a kernel lie in a guest: below this, in a folder named like `uname -r`.
 const PLACE: &str = "driver";
+/// Names of folders and what the compiler is told: as it is since 545, and with the functions of 535.
+const VARIANTS: [(&str, &str); 2] = [("", ""), ("535", "-DBEFORE_545")];
 /// Loads the stand-in, in a guest's init.
 pub(crate) const LOAD: &str = "for m in nvidia nvidia-uvm; do insmod /driver/$(uname -r)/$m.ko || status=1; done\n";
 /// Unloads it, which works only when nobody holds anything.
@@ -39,10 +41,12 @@ pub(crate) fn driver() -> Result<()> {
 pub(crate) fn put_into(root: &Path, kernel: &Kernel) -> Result<()> {
     let (release, place) = build(kernel)?;
     let to = root.join(PLACE).join(release);
-    fs::create_dir_all(&to)?;
-    for module in MODULES {
-        let file = format!("{module}.ko");
-        fs::copy(place.join(&file), to.join(&file)).with_context(|| format!("cannot copy {file}"))?;
+    for (variant, _) in VARIANTS {
+        fs::create_dir_all(to.join(variant))?;
+        for module in MODULES {
+            let file = Path::new(variant).join(format!("{module}.ko"));
+            fs::copy(place.join(&file), to.join(&file)).with_context(|| format!("cannot copy {}", file.display()))?;
+        }
     }
     Ok(())
 }
@@ -65,19 +69,26 @@ fn build(kernel: &Kernel) -> Result<(String, PathBuf)> {
     }
     let headers = headers(&folder, &release, image)?;
     let _ = fs::remove_dir_all(&place);
-    fs::create_dir_all(&place)?;
-    for file in files(&sources)? {
+    for (variant, told) in VARIANTS {
+        compile(&sources, &place.join(variant), &headers, told).with_context(|| format!("cannot build tests/driver for {release}: see the messages above"))?;
+    }
+    fs::write(stamp, made_of)?;
+    Ok((release, place))
+}
+
+fn compile(sources: &Path, place: &Path, headers: &Path, told: &str) -> Result<()> {
+    fs::create_dir_all(place)?;
+    for file in files(sources)? {
         fs::copy(&file, place.join(file.file_name().unwrap_or_default()))?;
     }
     // Without BTF, like most builds on users' hosts: it would need pahole.
     let mut make = Command::new("make");
-    make.arg("-sC").arg(headers).arg(format!("M={}", place.display())).args(["CONFIG_DEBUG_INFO_BTF_MODULES=", "modules"]);
-    run(&mut make).with_context(|| format!("cannot build tests/driver for {release}: see the compiler's messages above"))?;
+    make.arg("-sC").arg(headers).args([&format!("M={}", place.display()), &format!("STANDIN={told}")]).args(["CONFIG_DEBUG_INFO_BTF_MODULES=", "modules"]);
+    run(&mut make)?;
     for module in MODULES {
         run(Command::new("strip").arg("--strip-debug").arg(place.join(format!("{module}.ko"))))?;
     }
-    fs::write(stamp, made_of)?;
-    Ok((release, place))
+    Ok(())
 }
 
 /// `uname -r` of a kernel image: a string that the boot protocol points to (Documentation/arch/x86/boot.rst, kernel_version).

@@ -366,7 +366,8 @@ fn leftovers<'a>(world: &'a World, cases: &mut Vec<Case<'a>>) {
             _ if left > NOISE_BYTES && cases.iter().any(told) => continue,
             None if left > NOISE_BYTES && left <= RESERVE_MAX => (Kind::Reserve, left),
             _ if left > NOISE_BYTES => (Kind::Leftover, left),
-            Some(reserved) if reserved > 0 && memory.used <= NOISE_BYTES => (Kind::Reserve, reserved),
+            // A figure from before somebody's memory, which is known otherwise, does not say that the GPU is idle.
+            Some(reserved) if reserved > 0 && memory.used <= NOISE_BYTES && explained(cases, index) <= NOISE_BYTES => (Kind::Reserve, reserved),
             _ => continue,
         };
         // The living who may have it: NVML does not list them, or their memory may be managed, and nothing rules them out.

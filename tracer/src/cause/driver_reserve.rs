@@ -64,6 +64,18 @@ mod tests {
     }
 
     #[test]
+    fn a_figure_from_before_somebody_got_memory_does_not_say_that_nobody_uses_the_gpu() {
+        let mut story = Story::warm();
+        let trainer = story.process(574, "python3");
+        story.uses_cuda(trainer);
+        story.nvml(2_048, &[(574, 2_048)]);
+        story.used(0);
+        story.scanned();
+        let causes: Vec<CauseId> = story.told().holdings.iter().map(|holding| holding.cause).collect();
+        assert_eq!(causes, [CauseId::OwnerAlive]);
+    }
+
+    #[test]
     fn more_than_any_reserve_is_not_called_one() {
         let mut story = Story::cold();
         story.push(What::GpuMemory { gpu: 0, total: 143_771 * MIB, used: 4_000 * MIB, reserved: None });

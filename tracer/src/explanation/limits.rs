@@ -106,7 +106,7 @@ fn hook_voids(name: &str) -> &'static str {
 
 fn lost_voids(cause: &str) -> &'static str {
     match cause {
-        "ring_full" | "queue_full" => "how descriptors moved, who sent signals and what was allocated around that time, unless seen otherwise",
+        "ring_full" | "queue_full" | "nested" => "how descriptors moved, who sent signals and what was allocated around that time, unless seen otherwise",
         "tracked_full" => "what the processes that were not followed did",
         "truncated" => "descriptors beyond the first of very long messages and queues",
         "compat" => "descriptors that 32-bit programs sent or received",

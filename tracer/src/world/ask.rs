@@ -81,12 +81,13 @@ impl World {
         self.files().any(|file| file.opener.is_none_or(|(id, _)| !lives(id)))
     }
 
-    /// PIDs that NVML charges and of which nothing at all is known: neither a process nor its absence. A scan that
-    /// knows NVML's lists says which.
+    /// PIDs that NVML charges and of which nothing is known: neither a process nor its absence, or no more of a zombie than that it is one. A
+    /// scan that knows NVML's lists says which.
     #[must_use]
     pub fn unknown_pids(&self) -> BTreeSet<u32> {
         let listed = self.gpus().values().flat_map(|gpu| gpu.lines.keys().map(|(pid, _)| *pid));
-        listed.filter(|pid| self.living(*pid).is_none() && !self.is_absent(*pid)).collect()
+        let unread = |process: &Process| process.stage() == Stage::Zombie && process.info.cgroup.is_none();
+        listed.filter(|pid| self.living(*pid).map_or_else(|| !self.is_absent(*pid), unread)).collect()
     }
 }
 

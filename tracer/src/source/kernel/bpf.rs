@@ -16,6 +16,7 @@ mod command {
     pub(super) const MAP_LOOKUP_ELEM: libc::c_int = 1;
     pub(super) const MAP_UPDATE_ELEM: libc::c_int = 2;
     pub(super) const PROG_LOAD: libc::c_int = 5;
+    pub(super) const OBJ_GET_INFO_BY_FD: libc::c_int = 15;
     pub(super) const BTF_LOAD: libc::c_int = 18;
     pub(super) const MAP_FREEZE: libc::c_int = 22;
     pub(super) const LINK_CREATE: libc::c_int = 28;
@@ -324,6 +325,24 @@ pub(super) fn run_iterator(link: BorrowedFd<'_>) -> io::Result<std::fs::File> {
     let mut attributes = IterCreate { link: number(link), flags: 0 };
     // SAFETY: no addresses; it returns a descriptor.
     unsafe { bpf_fd(command::ITER_CREATE, &mut attributes) }.map(std::fs::File::from)
+}
+
+#[repr(C)]
+struct InfoByFd {
+    fd: u32,
+    length: u32,
+    info: u64,
+}
+
+/// How often the kernel left out a run of a loaded program, because it came in the middle of another's (`bpf_prog_info.recursion_misses`, since
+/// 5.12; for what hangs on perf events, which kprobes and tracepoints do, since 6.7). Needs no privilege.
+pub(super) fn misses(program: BorrowedFd<'_>) -> io::Result<u64> {
+    // SAFETY: all of its fields are numbers, for which zero is a value.
+    let mut info: aya_obj::generated::bpf_prog_info = unsafe { std::mem::zeroed() };
+    let mut attributes = InfoByFd { fd: number(program), length: size_of_val(&info) as u32, info: (&raw mut info) as u64 };
+    // SAFETY: `info` outlives the call and is as long as is said; the kernel fills in what both sides know.
+    unsafe { bpf(command::OBJ_GET_INFO_BY_FD, &mut attributes) }?;
+    Ok(info.recursion_misses)
 }
 
 /// An io_uring instance of our own, never used: only its kind is of interest.

@@ -20,13 +20,15 @@ use tokio::io::unix::AsyncFd;
 
 use super::hooks::{self, Attach, Group, Spec};
 use super::symbols::{self, Symbols};
-use super::{Constants, KernelError, Wanted, number_of};
+use super::{Constants, KernelError, Wanted, bpf, number_of};
 use crate::event::{DeviceNode, Hook, ProcessId};
 use crate::sys;
 
 /// `BPF_ANY` and `BPF_NOEXIST` (include/uapi/linux/bpf.h).
 const REPLACE: u64 = 0;
 const KEEP: u64 = 1;
+/// Runs that the kernel left out since they came in the middle of another program's.
+const NESTED: &str = "nested";
 /// Longest text that is kept of why a hook is not attached.
 const REASON_MAX: usize = 400;
 
@@ -299,6 +301,9 @@ impl Watcher {
             new.push((cause.name(), sum.wrapping_sub(before)));
         }
         new.push((Lost::TrackedFull.name(), std::mem::take(&mut self.untracked)));
+        let misses: u64 = self.programs.programs().filter_map(|(_, program)| bpf::misses(program.fd().ok()?.as_fd()).ok()).sum();
+        let before = self.lost_before.insert(NESTED, misses).unwrap_or(0);
+        new.push((NESTED, misses.saturating_sub(before)));
         new.retain(|(_, count)| *count > 0);
         new
     }

@@ -6,7 +6,7 @@ use super::cgroup::Paths;
 use super::status::Status;
 use super::{Proc, TEXT_MAX, bounded, container, guard};
 use crate::event::{ProcessId, ProcessInfo, ProcessState};
-use crate::snapshot::TaskLine;
+use crate::snapshot::{self, TaskLine};
 
 // include/linux/sched.h
 pub(super) const PF_EXITING: u32 = 0x4;
@@ -24,23 +24,20 @@ const TASK_FROZEN: u32 = 0x8000;
 const KILL: u64 = 1 << (libc::SIGKILL - 1);
 
 impl Proc {
-    /// Details of the `relevant` processes of a scan, and how they stand. Those that vanished are left out.
+    /// Details of some processes of a scan, and how they stand. Those that vanished are left out.
     #[must_use]
     pub fn describe(
         &self,
         tasks: &[TaskLine],
-        relevant: &BTreeSet<ProcessId>,
+        some: &BTreeSet<ProcessId>,
     ) -> (Vec<ProcessInfo>, Vec<ProcessState>) {
         let mut processes: BTreeMap<ProcessId, Vec<&TaskLine>> = BTreeMap::new();
-        for task in tasks.iter().filter(|task| relevant.contains(&task.id)) {
+        for task in tasks.iter().filter(|task| some.contains(&task.id)) {
             processes.entry(task.id).or_default().push(task);
         }
         // How much room a cgroup has is asked only where zombies fill it.
-        let must_wait: BTreeSet<ProcessId> = tasks
-            .iter()
-            .filter(|task| task.is_zombie())
-            .map(|task| task.parent)
-            .collect();
+        let zombies = snapshot::zombies(tasks);
+        let must_wait: BTreeSet<ProcessId> = tasks.iter().filter(|task| zombies.contains(&task.id)).map(|task| task.parent).collect();
         let mut frozen = BTreeMap::new();
         let mut described = (Vec::new(), Vec::new());
         for (id, threads) in processes {
