@@ -3,7 +3,7 @@
 //!
 //! Always true: each fault ends in a true verdict or a declared limit, in a trace that can be read, and in a recorder that stops when it is asked
 //! to (`watched`); who, which cause and which limit are asserted, never how long something takes. It runs only where the stand-in for the
-//! driver is loaded, in the guests of `cargo xtask vm --faults`, and says SKIPPED elsewhere; each test leaves the guest as it found it.
+//! driver is loaded, in the guests of `cargo xtask vm`, and says SKIPPED elsewhere; each test leaves the guest as it found it.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 #![expect(clippy::panic, reason = "a fact that does not hold fails with what was said instead")]

@@ -18,6 +18,8 @@ use crate::host::Host;
 use crate::remedy::signal;
 
 const DEADLINE: Duration = Duration::from_secs(30);
+/// Verifying and attaching some 45 programs takes an emulated machine ten seconds, and several times that when its host has no time for it.
+const ATTACHED: Duration = Duration::from_secs(90);
 /// "nobody" on every distribution that has one.
 const NOBODY: u32 = 65_534;
 
@@ -139,7 +141,7 @@ impl Recorder {
     /// # Errors
     /// When it fails to start.
     pub fn await_attached(&self) -> io::Result<()> {
-        match self.ready.recv_timeout(DEADLINE) {
+        match self.ready.recv_timeout(ATTACHED) {
             Ok(Ok(())) => Ok(()),
             Ok(Err(said)) => Err(io::Error::other(format!("outlive record failed: {said}"))),
             Err(_) => Err(io::Error::other("outlive record was not ready in time")),

@@ -21,7 +21,7 @@ pub(crate) fn test(ci: bool) -> Result<()> {
         crate::ebpf::run(true)?;
         crate::vm::vm(&[])?;
     } else {
-        println!("not run here: clippy, the object check, and the scenarios in guests with kernels 6.1 and 6.12 (the matrix of hooks); `cargo xtask test --ci` runs them");
+        println!("not run here: clippy, the object check, and the scenarios and faults in guests with kernels 6.1 and 6.12 (the matrix of hooks); `cargo xtask test --ci` runs them");
     }
     println!("not run here: tests/gpu, which needs an NVIDIA GPU (tests/gpu/accuracy.sh PROGRAMS OUT)");
     Ok(())

@@ -1,6 +1,6 @@
 //! `cargo xtask vm`: boots Debian's 6.1 and 6.12 kernels in QEMU, runs the kernel tests there (every program is verified and attached, and
-//! the events and scans are right) and the tests of the stand-in driver, and plays every scenario with both ways to hook; then plays them on this
-//! host's kernel, and prints the matrix.
+//! the events and scans are right), the tests of the stand-in driver and those of faults, and plays every scenario with both ways to hook; then
+//! plays them on this host's kernel, and prints the matrix.
 //!
 //! Always true: software emulation only (`-accel tcg`, and one thread for all processors: with several, a kernel that patches its own
 //! code can crash or hang, as seen with 6.1 and 6.12 when tracepoints are attached and detached); the guest has no disk and no network, runs one shell script as
@@ -22,11 +22,11 @@ const KERNELS: [(&str, &str); 2] =
 /// This very host.
 const HERE: &str = "here";
 /// Tests that run in the guest.
-const TESTS: [&str; 2] = ["driver", "kernel"];
-/// Tests that run there when asked for.
+const TESTS: [&str; 3] = ["driver", "kernel", "faults"];
+/// Those of them that can be asked for alone.
 const FAULTS: [&str; 1] = ["faults"];
 /// A guest that has not finished by then is killed.
-const PATIENCE: Duration = Duration::from_secs(2_700);
+const PATIENCE: Duration = Duration::from_secs(3_600);
 /// The guest's init prints this and a status before it powers off.
 const MARK: &str = "OUTLIVE-VM-RESULT";
 
@@ -72,7 +72,7 @@ fn in_guests(accuracy: &Path, only: &[String]) -> Result<Vec<Ran>> {
     programs.push(accuracy.to_owned());
     let run = tests.iter().map(|test| guest_line(test)).collect::<String>() + &crate::accuracy::guest_lines(accuracy, &[], false);
     let (kernels, expected) = (kernels(only)?, matrix::expected(accuracy, "driver", &[])?);
-    println!("guests {}, under software emulation and at the same time: a quarter of an hour", kernels.iter().map(|k| k.name).collect::<Vec<_>>().join(" and "));
+    println!("guests {}, under software emulation and at the same time: half an hour", kernels.iter().map(|k| k.name).collect::<Vec<_>>().join(" and "));
     at_once(&kernels, |kernel| Ok(in_guest(kernel, accuracy, &programs, &run, &expected))).into_iter().collect()
 }
 
@@ -155,7 +155,7 @@ pub(crate) fn optimised() -> Result<PathBuf> {
     Ok(workspace().join("target/debug/accuracy"))
 }
 
-/// Runs only the tests of what becomes of outlive when something else fails (tests/faults.rs).
+/// Runs only the tests of faults: of what becomes of outlive when something else fails (tests/faults.rs).
 ///
 /// # Errors
 /// As [`vm`].
