@@ -67,7 +67,7 @@ type Named<'a> = (u32, Option<&'a str>);
 
 struct Tool {
     name: &'static str,
-    /// A shell command; `$DEVICES` are the nodes.
+    /// A shell command; `$DEVICES` are the nodes. (A guest's shell prefers its own `ps` to a file's of that name.)
     command: &'static str,
     places: &'static [Place],
     /// PIDs that it singles out, and the program's name where it says it.
@@ -84,7 +84,7 @@ const TOOLS: [Tool; 7] = [
     Tool { name: "nvitop", command: "COLUMNS=120 python3 -m nvitop --once --ascii", places: GPU, named: in_nvitop },
     Tool { name: "fuser", command: "fuser -v $DEVICES 2>&1 | grep -v 'Cannot stat'", places: ANYWHERE, named: in_fuser },
     Tool { name: "lsof", command: "lsof -w $DEVICES | awk 'lines[$2]++ < 3'", places: ANYWHERE, named: in_lsof },
-    Tool { name: "ps", command: "ps -eo pid,ppid,stat,wchan:24,comm | awk 'NR == 1 || $3 ~ /^[TtDZ]/'", places: ANYWHERE, named: conspicuous },
+    Tool { name: "ps", command: "/usr/bin/ps -eo pid,ppid,stat,wchan:24,comm | awk 'NR == 1 || $3 ~ /^[TtDZ]/'", places: ANYWHERE, named: conspicuous },
 ];
 
 /// Asks every tool that is installed.

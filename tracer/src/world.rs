@@ -378,8 +378,10 @@ impl World {
 
     /// The process, made when it is new. One number is one process at a time: the older one is gone.
     fn process_mut(&mut self, at: BootNs, id: ProcessId) -> &mut Process {
-        let mut outlived = None;
+        let (mut outlived, mut charged) = (None, false);
         if !self.processes.contains_key(&id) {
+            // NVML may have named it before anything else did, and repeats a list only when it changes.
+            charged = self.gpus.values().any(|gpu| gpu.of_pid(id.tgid()).any(|line| id.start() <= line.first_seen));
             self.absent.remove(&id.tgid());
             if let Some(old) = self.processes.range(ProcessId(id.tgid(), 0)..id).next_back().map(|(old, _)| *old) {
                 self.dies(at, old, |exit| exit.gone = exit.gone.or(Some(at)));
@@ -391,6 +393,7 @@ impl World {
             let mut process = Box::new(Process { first_seen: at, ..Process::default() });
             process.info.id = id;
             process.exit.gone = outlived;
+            process.charged = charged && outlived.is_none();
             process
         })
     }

@@ -5,7 +5,7 @@
 
 use super::case::{BytesFrom, Case, HolderView, Kind, Owner, OwnerFrom};
 use super::shares::{Imported, Share, Shares, only_gpu};
-use super::{owners, via};
+use super::{ending, owners, via};
 use crate::event::{BootNs, Dev, Node, ProcessId, Role, Via};
 use crate::world::World;
 use crate::world::books::memory::Ref;
@@ -370,8 +370,11 @@ fn leftovers<'a>(world: &'a World, cases: &mut Vec<Case<'a>>) {
             Some(reserved) if reserved > 0 && memory.used <= NOISE_BYTES && explained(cases, index) <= NOISE_BYTES => (Kind::Reserve, reserved),
             _ => continue,
         };
-        // The living who may have it: NVML does not list them, or their memory may be managed, and nothing rules them out.
-        let may = |c: &&Case<'_>| c.kind == Kind::Files && touches(c, index) && (may_be_managed(c) || c.bytes.is_none() && !is_settled(c));
+        // The living who may have it: NVML does not list them, or their memory may be managed, and nothing rules them out; or NVML charges them
+        // less than they still have, as while an exit is not over.
+        let ends = |c: &Case<'_>| c.living_owner().is_some_and(|process| ending::of_process(process).is_some());
+        let open = |c: &Case<'_>| c.kind == Kind::Files && (may_be_managed(c) || c.bytes.is_none() && !is_settled(c));
+        let may = |c: &&Case<'_>| touches(c, index) && (open(c) || ends(c));
         let pids: BTreeSet<u32> = match kind {
             Kind::Leftover => cases.iter().filter(may).filter(|c| !is_recorder(world, c)).filter_map(Case::living_owner).map(|p| p.id().tgid()).collect(),
             _ => BTreeSet::new(),

@@ -38,9 +38,7 @@ pub fn judge(case: &Case<'_>) -> Option<Verdict> {
             let ended = case.owner.and_then(|owner| owner.process).and_then(Process::ended_at);
             // In a recording time goes on between two scans, and only a scan says that nobody releases it.
             let looked = case.world.host().scan.map_or(case.now(), |scan| scan.at);
-            // While somebody's memory is taken down, what NVML no longer charges to it may be in use a moment longer.
-            let moved = case.gpu().is_none_or(|gpu| gpu.flat_for() < PATIENCE_NS);
-            let of_another = case.kind == Kind::Leftover && moved && case.world.somebody_must_die();
+            let of_another = case.kind == Kind::Leftover && somebody_is_taken_down(case);
             let young = of_another || ended.is_some_and(|at| looked.saturating_sub(at) < PATIENCE_NS);
             (after_the_end(case), young, Vec::new())
         }
@@ -73,6 +71,12 @@ pub fn judge(case: &Case<'_>) -> Option<Verdict> {
         notes,
         remedies: vec![remedy::wait(effect, case.bytes.filter(|_| !unproven))],
     })
+}
+
+/// While somebody's memory is taken down, what NVML no longer charges to it is in use a moment longer: this lasts as long as that.
+fn somebody_is_taken_down(case: &Case<'_>) -> bool {
+    let ending = case.world.processes().filter(|process| case.world.uses_gpu(process.id())).filter_map(ending::of_process);
+    ending.into_iter().any(|ending| is_early(case, &ending) || at_work(case, &ending).is_some())
 }
 
 /// A thread that takes the process apart: its GPU memory follows when that is done. A busy thread that cannot be seen may as well
@@ -116,7 +120,7 @@ fn fall(case: &Case<'_>, since: u64, from: u64) -> Note {
 
 #[cfg(test)]
 mod tests {
-    use crate::event::ProcessId;
+    use crate::event::{ProcessId, Ran, StuckThread};
     use crate::explanation::{CauseId, Confidence};
     use crate::story::Story;
 
@@ -163,6 +167,28 @@ mod tests {
         let told = story.told();
         assert!(told.holdings.iter().all(|holding| holding.cause != CauseId::NoHolder), "{:#?}", told.holdings);
         assert!(told.holdings.iter().any(|holding| holding.cause == CauseId::TeardownRunning && holding.owner.is_none()), "{:#?}", told.holdings);
+    }
+
+    /// A killed process whose files are gone already is at work in the kernel; NVML named it before the scan did, and counts less to it than
+    /// is in use. What is said of the rest after `seconds`.
+    fn rest_beside(cpu: u64, seconds: u64) -> CauseId {
+        let mut story = Story::cold();
+        story.nvml(1_000, &[(574, 900)]);
+        let trainer = story.process(574, "python3");
+        let ran = Some(Ran { cpu_ns: cpu, over_ns: 1_000_000_000 });
+        let thread = StuckThread { tid: 574, state: "R".into(), exiting: true, cpu_ns: Some(cpu), ran, ..StuckThread::default() };
+        story.stands(trainer, "R", |s| (s.exiting, s.stuck) = (true, vec![thread]));
+        story.wait(seconds);
+        story.used(1_000);
+        story.scanned();
+        story.told().holdings.iter().find(|holding| holding.owner.is_none()).unwrap().cause
+    }
+
+    #[test]
+    fn what_is_charged_to_nobody_stays_as_long_as_somebody_is_taken_down() {
+        assert_eq!(rest_beside(900_000_000, 0), CauseId::TeardownRunning);
+        assert_eq!(rest_beside(900_000_000, 30), CauseId::TeardownRunning, "a large program takes half a minute, and its memory stays until the end");
+        assert_eq!(rest_beside(0, 30), CauseId::Unknown, "nobody works at it, and who does not end may have it");
     }
 
     #[test]

@@ -64,9 +64,12 @@ pub fn missing(case: &Case<'_>) -> Vec<String> {
         missing.push("the processes outside this PID namespace (run on the host)".to_owned());
     }
     if case.kind == Kind::Leftover && !case.candidates.is_empty() {
+        let ends = |pid: &u32| case.world.living(*pid).is_some_and(|process| ending::of_process(process).is_some());
         let pids: Vec<String> = case.candidates.iter().map(|pid| words::by_pid(case.world, *pid)).collect();
         let pids = words::list(&pids, 3);
-        missing.push(if case.gpu().is_some_and(|gpu| gpu.listed_at.is_some()) {
+        missing.push(if case.candidates.iter().all(ends) {
+            format!("proof of whose it is: NVML charges it to nobody, {pids} may have it until the exit is over, or the driver lost it")
+        } else if case.gpu().is_some_and(|gpu| gpu.listed_at.is_some()) {
             format!(
                 "proof of whose it is: NVML charges it to nobody, {pids} may have it as managed memory, or the driver lost it (a recording \
                  that began before would tell)"
