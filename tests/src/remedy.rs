@@ -46,6 +46,19 @@ pub fn signal(pid: u32, signal: i32) -> io::Result<()> {
     if unsafe { libc::kill(pid, signal) } == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// Sends a signal to a process group that we have made.
+///
+/// # Errors
+/// As [`signal`].
+pub fn signal_group(leader: u32, signal: i32) -> io::Result<()> {
+    let pid = i32::try_from(leader).map_err(io::Error::other)?;
+    if pid <= 1 {
+        return Err(io::Error::other(format!("process group {pid} must not be signalled")));
+    }
+    // SAFETY: killpg takes any group and signal.
+    if unsafe { libc::killpg(pid, signal) } == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
 /// Obeys the proposals for everything that outlives its owner, mildest first; says what they did not achieve.
 ///
 /// # Errors

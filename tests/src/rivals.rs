@@ -4,8 +4,11 @@
 //! `ps`, which lists everybody: when its state is one that people look for); outlive's own processes are left out.
 
 use std::collections::BTreeSet;
-use std::io;
-use std::process::Command;
+use std::io::{self, Read as _, Seek as _};
+use std::os::unix::process::CommandExt as _;
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use outlive::explanation::CauseId;
 use serde::{Deserialize, Serialize};
@@ -17,6 +20,8 @@ use crate::scenario::{Place, Scenario};
 
 /// No more of a tool's output is kept.
 const PRINTED_MAX: usize = 2_500;
+/// No tool is waited for longer.
+const PATIENCE: Duration = Duration::from_secs(20);
 const MIB: u64 = 1 << 20;
 
 /// What one tool said.
@@ -95,8 +100,7 @@ pub fn ask(host: &Host, scenario: &Scenario, play: &Play, outcome: &Outcome) -> 
     let mut said = Vec::new();
     for tool in TOOLS.iter().filter(|tool| tool.places.contains(&host.place)) {
         let command = format!("DEVICES=$(ls -d {}); {}", host.devices().display(), tool.command);
-        let answer = Command::new("timeout").args(["20", "sh", "-c", &command]).output()?;
-        let printed = format!("{}{}", String::from_utf8_lossy(&answer.stdout), String::from_utf8_lossy(&answer.stderr));
+        let printed = printed_by(&command, PATIENCE)?;
         if !["not found", "error while loading", "No module named"].iter().any(|words| printed.contains(words)) {
             let counts = counts(&printed, &expected_owners(scenario, host.place), play) && host.place == Place::Gpu;
             let mut rival = Rival { tool: tool.name.to_owned(), printed, counts, ..Rival::default() }.judged(scenario, outcome);
@@ -106,6 +110,35 @@ pub fn ask(host: &Host, scenario: &Scenario, play: &Play, outcome: &Outcome) -> 
         }
     }
     Ok(said)
+}
+
+/// What a shell's command prints until it ends or is given up: some tools wait for a file system that does not answer.
+fn printed_by(command: &str, patience: Duration) -> io::Result<String> {
+    // Not a pipe: what hangs would keep it open.
+    let mut printed = tempfile::tempfile()?;
+    let mut shell = Command::new("sh");
+    shell.args(["-c", command]).stdin(Stdio::null()).stdout(printed.try_clone()?).stderr(printed.try_clone()?).process_group(0);
+    let mut shell = shell.spawn()?;
+    let deadline = Instant::now() + patience;
+    let ended = loop {
+        if shell.try_wait()?.is_some() {
+            break true;
+        }
+        if Instant::now() > deadline {
+            break false;
+        }
+        thread::sleep(Duration::from_millis(20));
+    };
+    if !ended {
+        // Everything that the shell has started.
+        crate::remedy::signal_group(shell.id(), libc::SIGKILL)?;
+        shell.wait()?;
+    }
+    let mut bytes = Vec::new();
+    printed.rewind()?;
+    printed.read_to_end(&mut bytes)?;
+    let text = String::from_utf8_lossy(&bytes).into_owned();
+    Ok(if ended { text } else { format!("{text}(no answer within {} s)\n", patience.as_secs()) })
 }
 
 fn expected_owners(scenario: &Scenario, place: Place) -> BTreeSet<String> {
@@ -252,6 +285,15 @@ fn conspicuous(printed: &str) -> Vec<Named<'_>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_tool_that_hangs_and_its_children_are_given_up() {
+        let began = Instant::now();
+        let said = printed_by("echo 618; sleep 1000 & sleep 1000", Duration::from_secs(1)).unwrap();
+        assert_eq!(said, "618\n(no answer within 1 s)\n");
+        assert!(began.elapsed() < PATIENCE, "nobody waits for the children");
+        assert_eq!(printed_by("echo 619; echo oops >&2", PATIENCE).unwrap(), "619\noops\n");
+    }
 
     #[test]
     fn each_tools_own_words_are_understood() {
