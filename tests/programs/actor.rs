@@ -67,8 +67,13 @@ impl Actor {
 
     /// Uses the GPU through its driver, or opens what a CUDA context opens where there is none. All close-on-exec.
     pub(crate) fn open_gpu(&mut self) -> io::Result<()> {
+        self.open_gpu_by(|| Gpu::of_play().allocate())
+    }
+
+    /// The same with an `allocate` of one's own; false from it: there is no driver.
+    pub(crate) fn open_gpu_by(&mut self, allocate: impl FnOnce() -> io::Result<bool>) -> io::Result<()> {
         let before = devices::open_here()?;
-        if Gpu::of_play().allocate()? {
+        if allocate()? {
             let opened = devices::open_here()?.into_iter().filter(|file| !before.contains(file));
             let owner = &self.name;
             self.held.extend(opened.map(|(fd, device)| Held { owner: owner.clone(), device: Some(device), fd }));

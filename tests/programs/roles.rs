@@ -20,6 +20,7 @@ type Role = fn(&mut Actor) -> io::Result<()>;
 pub(crate) const ROLES: &[(&str, Role)] = &[
     ("idle", living::idle),
     ("user", living::user),
+    ("maps", living::maps),
     ("forks", inherited::forks),
     ("forks-twice", inherited::forks_twice),
     ("chain", inherited::chain),

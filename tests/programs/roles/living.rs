@@ -27,6 +27,12 @@ pub(crate) fn user(actor: &mut Actor) -> io::Result<()> {
     actor.wait()
 }
 
+/// Uses the GPU, and has memory that only a mapping keeps, which is charged to nobody.
+pub(crate) fn maps(actor: &mut Actor) -> io::Result<()> {
+    actor.open_gpu_by(gpu::allocate_unlisted)?;
+    actor.wait()
+}
+
 /// A worker thread stays when the main thread exits.
 pub(crate) fn leader_exits(actor: &mut Actor) -> io::Result<()> {
     actor.open_gpu()?;
