@@ -16,6 +16,8 @@ use std::time::{Duration, Instant};
 const REPEATS: usize = 3;
 /// What is attached while a loop runs.
 const VARIANTS: [&str; 4] = ["nothing", "floor", "outlive", "bpftrace"];
+/// Programs of others that are measured too.
+const COMPARED: [&str; 3] = ["bpftrace", "fuser", "lsof"];
 /// Loops: name, what it does, iterations per round.
 const LOOPS: [(&str, &str, u64); 5] = [
     ("getppid", "a syscall that nobody hooks", 100_000),
@@ -39,6 +41,11 @@ struct Bench {
 pub(crate) fn bench() -> Result<()> {
     if output(Command::new("id").arg("-u"))?.trim() != "0" {
         bail!("the benchmark attaches eBPF programs; run it as root");
+    }
+    let is_missing = |tool: &&str| output(Command::new("which").arg(tool)).is_err();
+    let missing: Vec<&str> = COMPARED.into_iter().filter(is_missing).collect();
+    if !missing.is_empty() {
+        bail!("not installed, and compared with: {}; on Debian: apt-get install bpftrace psmisc lsof", missing.join(", "));
     }
     run(Command::new("cargo").args(["build", "--release", "-p", "outlive"]).current_dir(workspace()))?;
     crate::ebpf::floor()?;
@@ -193,6 +200,8 @@ impl Bench {
             node.display()
         );
         let crowd = Running::start_on_stdout(Command::new("setsid").args(["dash", "-c", &script]), "ready")?;
+        // The last of them are still starting.
+        std::thread::sleep(Duration::from_secs(3));
         let explain = self.median_time(|| {
             let mut c = Command::new(&self.outlive);
             c.args(["explain", "--json", "--devices", &self.devices(), "--nvml", "/nonexistent/none"]);
