@@ -8,7 +8,7 @@ mod looks;
 
 use crate::event::{BootNs, Event, Hold, KernelThread, PidsLimit, ProcessId, ProcessInfo, ProcessState, StuckThread, Token, What};
 use crate::world::World;
-use crate::world::file::Place;
+use crate::world::file::{Place, Slot};
 use crate::world::process::{Process, Stage};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -158,6 +158,14 @@ pub fn zombies(tasks: &[TaskLine]) -> BTreeSet<ProcessId> {
         zombies.remove(&task.id);
     }
     zombies
+}
+
+/// The processes of which no thread runs any more, and which are no zombies yet. An exit gives up the whole table of descriptors first and then
+/// releases one description after the other (`exit_files` and `exit_task_work` in `do_exit`, kernel/exit.c): which of them it still
+/// has, nobody can see.
+fn releasing(tasks: &[TaskLine]) -> BTreeSet<ProcessId> {
+    let zombies = zombies(tasks);
+    tasks.iter().filter(|task| task.live == 0 && !zombies.contains(&task.id)).map(|task| task.id).collect()
 }
 
 /// The processes that matter: those that are [`worth_reading`], and all zombies.
@@ -315,14 +323,17 @@ impl Snapshot {
         }
         let found: BTreeSet<(ProcessId, i32, Token, Place)> =
             self.holds.iter().map(|hold| (hold.id, hold.fd, hold.file, Place::of(hold.via))).collect();
+        let releasing = releasing(&self.tasks);
         for file in world.files() {
-            for ((id, place), holder) in &file.holders {
-                for slot in holder.slots.iter().filter(|slot| slot.changed < self.began) {
-                    if !found.contains(&(*id, slot.fd, file.token, *place)) {
-                        let (id, tid, fd, file) = (*id, slot.tid, slot.fd, file.token);
-                        out.push(self.event(What::Drop { id, tid, fd, file }));
-                    }
-                }
+            let gone = |id: ProcessId, place: Place, slot: &Slot| {
+                slot.changed < self.began && !found.contains(&(id, slot.fd, file.token, place))
+            };
+            let all = || file.holders.iter().flat_map(|((id, place), holder)| holder.slots.iter().map(|slot| (*id, *place, slot)));
+            if all().all(|(id, place, slot)| gone(id, place, slot) && releasing.contains(&id)) {
+                continue;
+            }
+            for (id, _, slot) in all().filter(|(id, place, slot)| gone(*id, *place, slot)) {
+                out.push(self.event(What::Drop { id, tid: slot.tid, fd: slot.fd, file: file.token }));
             }
         }
     }

@@ -134,6 +134,28 @@ fn what_is_not_found_any_more_is_dropped_and_who_is_gone_is_gone() {
 }
 
 #[test]
+fn what_only_the_exiting_held_is_theirs_until_they_are_zombies() {
+    let mut world = World::default();
+    let exiting = |pid, parent| TaskLine { flags: PF_EXITING, live: 0, ..task(pid, parent, "python3") };
+    let at = |secs: u64, tasks, holds| Snapshot { began: secs * SEC, ended: (secs + 1) * SEC, tasks, holds, complete: true, ..Snapshot::default() };
+    let (first, second) = (held(574, 3, CTL, 574), held(574, 4, CTL, 574));
+    let shared = Hold { fd: 4, ..held(580, 4, CTL, 574) };
+    let all = vec![first, second, shared.clone()];
+    applied(&mut world, &at(10, vec![task(574, 12, "python3"), task(580, 574, "python3")], all));
+    // Its table is gone: a child has one of its descriptions, and the other may still be released.
+    applied(&mut world, &at(20, vec![exiting(574, 12), task(580, 574, "python3")], vec![shared]));
+    let holders = |world: &World| -> Vec<Vec<u32>> {
+        world.files().map(|file| file.holders.keys().map(|(id, _)| id.tgid()).collect()).collect()
+    };
+    assert_eq!(holders(&world), [vec![574], vec![580]]);
+    let zombie = TaskLine { exit_state: EXIT_ZOMBIE, ..exiting(574, 12) };
+    applied(&mut world, &at(30, vec![zombie, exiting(580, 1)], vec![]));
+    assert_eq!(holders(&world), [vec![580]]);
+    applied(&mut world, &at(40, vec![], vec![]));
+    assert_eq!(world.files().count(), 0);
+}
+
+#[test]
 fn an_incomplete_look_proves_no_absence() {
     let mut world = World::default();
     applied(&mut world, &inherited());
