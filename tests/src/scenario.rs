@@ -100,6 +100,9 @@ pub struct Memory {
     /// where a figure can only be what is left over: NVML's total has some MiB that it charges to nobody.
     #[serde(default = "near_mib")]
     pub near_mib: u64,
+    /// MiB that the owner has beyond what NVML charges to it.
+    #[serde(default)]
+    pub more_mib: u64,
     /// The owner's container, as it must be called.
     pub container: Option<String>,
     /// Who reaped the owner; the stage when left out; "nobody": its parent ignores SIGCHLD.
@@ -112,6 +115,9 @@ pub struct Memory {
     /// How the owner ended was not seen.
     #[serde(default)]
     pub end_unseen: bool,
+    /// What differs with history.
+    #[serde(default)]
+    pub warm: Override,
     /// What differs without history.
     #[serde(default)]
     pub cold: Override,
@@ -134,6 +140,7 @@ pub struct Override {
     owner_perhaps_unknown: Option<bool>,
     any_bytes: Option<bool>,
     near_mib: Option<u64>,
+    more_mib: Option<u64>,
     /// It is not told of on its own.
     #[serde(default)]
     absent: bool,
@@ -184,8 +191,8 @@ impl Memory {
     #[must_use]
     pub fn expected(&self, place: Place, cold: bool) -> Memory {
         let mut memory = self.clone();
-        let (on_gpu, over) = (place == Place::Gpu, [&self.cold, &self.gpu, &self.gpu_cold]);
-        for (over, applies) in over.into_iter().zip([cold, on_gpu, on_gpu && cold]) {
+        let (on_gpu, over) = (place == Place::Gpu, [&self.warm, &self.cold, &self.gpu, &self.gpu_cold]);
+        for (over, applies) in over.into_iter().zip([!cold, cold, on_gpu, on_gpu && cold]) {
             if applies {
                 memory.replace(over);
             }
@@ -194,7 +201,7 @@ impl Memory {
     }
 
     fn replace(&mut self, over: &Override) {
-        let Override { cause, confidence, owner, holders, owner_perhaps_unknown, any_bytes, near_mib, absent: _ } = over.clone();
+        let Override { cause, confidence, owner, holders, owner_perhaps_unknown, any_bytes, near_mib, more_mib, absent: _ } = over.clone();
         self.cause = cause.unwrap_or_else(|| self.cause.clone());
         self.confidence = confidence.unwrap_or_else(|| self.confidence.clone());
         self.owner = owner.or_else(|| self.owner.clone());
@@ -202,6 +209,7 @@ impl Memory {
         self.owner_perhaps_unknown = owner_perhaps_unknown.unwrap_or(self.owner_perhaps_unknown);
         self.any_bytes = any_bytes.unwrap_or(self.any_bytes);
         self.near_mib = near_mib.unwrap_or(self.near_mib);
+        self.more_mib = more_mib.unwrap_or(self.more_mib);
     }
 }
 
@@ -209,7 +217,7 @@ impl Scenario {
     /// What must be said at `place`, with history or without.
     #[must_use]
     pub fn expected(&self, place: Place, cold: bool) -> Vec<Memory> {
-        let told = self.memory.iter().filter(|memory| !(cold && memory.cold.absent));
+        let told = self.memory.iter().filter(|memory| !if cold { memory.cold.absent } else { memory.warm.absent });
         told.map(|memory| memory.expected(place, cold)).collect()
     }
 }
