@@ -66,6 +66,9 @@ fn unloaded_and_loaded_again() {
     let again = ended.events.iter().rposition(|event| matches!(&event.what, What::Hooks { .. })).unwrap();
     assert!(ended.timelines.iter().any(|timeline| timeline.pid == owner.pid));
     assert!(ended.events[..again].iter().any(of_driver), "releases are seen with driver hooks only");
+    // The kernel's own functions stayed hooked.
+    let reaped = |event: &Event| matches!(&event.what, What::Reap { child, .. } if *child == owner.pid);
+    assert!(ended.events[again..].iter().any(reaped), "reaps are not seen any more");
 }
 
 /// The driver that the other tests need is loaded again, however this one ends.

@@ -29,6 +29,8 @@ const REPLACE: u64 = 0;
 const KEEP: u64 = 1;
 /// Runs that the kernel left out since they came in the middle of another program's.
 const NESTED: &str = "nested";
+/// The group of the hooks that every watcher has.
+const ALWAYS: &str = "always";
 /// Longest text that is kept of why a hook is not attached.
 const REASON_MAX: usize = 400;
 
@@ -38,8 +40,8 @@ pub(super) struct Watcher {
     programs: Ebpf,
     /// The device numbers that count.
     known: HashMap<MapData, u32, u32>,
-    /// What is attached to the driver's module.
-    links: Vec<Link>,
+    /// What is attached, by the group of hooks that it belongs to.
+    links: BTreeMap<&'static str, Vec<Link>>,
     /// Which hooks are asked for.
     wanted: Wanted,
     /// The tracepoint of Xids is, too.
@@ -141,7 +143,7 @@ impl Watcher {
         let init = value(Tracked { start: 0, flags: 0, pad: 0 });
         tracked.insert(1, init, REPLACE).map_err(|error| map_error("TRACKED", &error))?;
 
-        let (lost_before, links) = (BTreeMap::new(), Vec::new());
+        let (lost_before, links) = (BTreeMap::new(), BTreeMap::new());
         let mut watcher =
             Watcher { programs, known, ring, tracked, lost, lost_before, untracked: 0, ready: None, say, links, wanted, xid };
         watcher.knows(devices)?;
@@ -160,7 +162,7 @@ impl Watcher {
     fn attach_all(&mut self, devices: &[DeviceNode]) -> Attached {
         let mut attached = Attached::default();
         for spec in hooks::BOTH {
-            attached.add(spec, self.attach_one(spec, &Symbols::default()));
+            attached.add(spec, self.attach_one(ALWAYS, spec, &Symbols::default()));
         }
         let why_not = self.why_no_probes(devices);
         let symbols = if why_not.is_none() { Symbols::read() } else { Symbols::default() };
@@ -168,25 +170,24 @@ impl Watcher {
             self.attach_group(group, why_not.as_deref(), &symbols, &mut attached);
         }
         if self.xid {
-            attached.add(&hooks::XID, self.attach_one(&hooks::XID, &symbols));
+            attached.add(&hooks::XID, self.attach_one(hooks::XID.name, &hooks::XID, &symbols));
         }
         attached
     }
 
-    /// The driver was loaded, unloaded, or both since the hooks of its functions were attached: detaches what is left of them, and
-    /// attaches them anew.
+    /// The driver was loaded, unloaded, or both since the hooks of its functions were attached: detaches what is left of them, or what
+    /// took their place, and attaches them anew. The kernel's own functions stay hooked.
     pub(super) fn attach_driver(&mut self, devices: &[DeviceNode]) -> Attached {
         let mut attached = Attached::default();
-        for link in std::mem::take(&mut self.links) {
-            link.detach(&mut self.programs);
-        }
         let why_not = self.why_no_probes(devices);
         let symbols = if why_not.is_none() { Symbols::read() } else { Symbols::default() };
         for group in hooks::GROUPS.iter().filter(|group| group.of_driver && why_not.is_none()) {
+            self.detach(group.sees);
             self.attach_group(group, None, &symbols, &mut attached);
         }
         if self.xid {
-            attached.add(&hooks::XID, self.attach_one(&hooks::XID, &symbols));
+            self.detach(hooks::XID.name);
+            attached.add(&hooks::XID, self.attach_one(hooks::XID.name, &hooks::XID, &symbols));
         }
         attached
     }
@@ -210,9 +211,8 @@ impl Watcher {
         let mut why_not = why_not.map(str::to_owned);
         if why_not.is_none() {
             let mut tried = Attached::default();
-            let before = self.links.len();
             for spec in group.driver {
-                tried.add(spec, self.attach_one(spec, symbols));
+                tried.add(spec, self.attach_one(group.sees, spec, symbols));
             }
             if tried.limits.is_empty() || self.wanted == Wanted::Driver {
                 attached.hooks.extend(tried.hooks);
@@ -221,19 +221,23 @@ impl Watcher {
                 return;
             }
             // Half of them would see half of it.
-            for link in self.links.split_off(before) {
-                link.detach(&mut self.programs);
-            }
+            self.detach(group.sees);
             why_not = tried.hooks.iter().find_map(|hook| Some(format!("{}: {}", hook.name, hook.why_not.as_deref()?)));
         }
         for spec in group.syscall {
-            attached.add(spec, self.attach_one(spec, symbols));
+            attached.add(spec, self.attach_one(group.sees, spec, symbols));
         }
         attached.view(group, Way::Syscall, why_not);
     }
 
-    /// Attaches one hook; its name with where it was attached.
-    fn attach_one(&mut self, spec: &Spec, symbols: &Symbols) -> Result<String, Failure> {
+    fn detach(&mut self, group: &str) {
+        for link in self.links.remove(group).into_iter().flatten() {
+            link.detach(&mut self.programs);
+        }
+    }
+
+    /// Attaches one hook of a group; its name with where it was attached.
+    fn attach_one(&mut self, group: &'static str, spec: &Spec, symbols: &Symbols) -> Result<String, Failure> {
         let program = self.programs.program_mut(spec.name).ok_or_else(|| Failure {
             reason: "the embedded object has no such program".to_owned(),
             absent: false,
@@ -244,9 +248,7 @@ impl Watcher {
                 return Err(Failure { reason: "tracefs is not mounted and could not be mounted privately".to_owned(), absent: false });
             }
             Attach::Tracepoint(category) => attach_tracepoint(program, category, spec.name).map(|link| {
-                if spec.name == hooks::XID.name {
-                    self.links.push(Link::Tracepoint(spec.name, link));
-                }
+                self.links.entry(group).or_default().push(Link::Tracepoint(spec.name, link));
                 spec.full_name()
             }),
             Attach::Entry(functions) | Attach::Return(functions) => {
@@ -254,7 +256,7 @@ impl Watcher {
                     return Err(Failure { reason: "no such function in this kernel".to_owned(), absent: true });
                 };
                 attach_probe(program, function).map(|link| {
-                    self.links.push(Link::Probe(spec.name, link));
+                    self.links.entry(group).or_default().push(Link::Probe(spec.name, link));
                     spec.named(function)
                 })
             }
@@ -393,7 +395,7 @@ fn load_once(result: Result<(), ProgramError>) -> Result<(), ProgramError> {
     }
 }
 
-/// Something that is attached to the driver's module, by the program.
+/// Where a program is attached.
 enum Link {
     Probe(&'static str, KProbeLinkId),
     Tracepoint(&'static str, TracePointLinkId),
