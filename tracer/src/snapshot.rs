@@ -324,12 +324,16 @@ impl Snapshot {
         let found: BTreeSet<(ProcessId, i32, Token, Place)> =
             self.holds.iter().map(|hold| (hold.id, hold.fd, hold.file, Place::of(hold.via))).collect();
         let releasing = releasing(&self.tasks);
+        // Threads and files are read at the same time: an exit that began in between is known from its event.
+        let releases = |id: ProcessId| {
+            releasing.contains(&id) || world.process(id).is_some_and(|p| p.stage() == Stage::Exiting && p.exit.began.is_some())
+        };
         for file in world.files() {
             let gone = |id: ProcessId, place: Place, slot: &Slot| {
                 slot.changed < self.began && !found.contains(&(id, slot.fd, file.token, place))
             };
             let all = || file.holders.iter().flat_map(|((id, place), holder)| holder.slots.iter().map(|slot| (*id, *place, slot)));
-            if all().all(|(id, place, slot)| gone(id, place, slot) && releasing.contains(&id)) {
+            if all().all(|(id, place, slot)| gone(id, place, slot) && releases(id)) {
                 continue;
             }
             for (id, _, slot) in all().filter(|(id, place, slot)| gone(*id, *place, slot)) {

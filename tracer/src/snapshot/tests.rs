@@ -156,6 +156,20 @@ fn what_only_the_exiting_held_is_theirs_until_they_are_zombies() {
 }
 
 #[test]
+fn an_exit_that_began_between_the_threads_and_the_files_drops_nothing() {
+    let mut story = Story::warm();
+    let trainer = story.process(574, "python3");
+    story.opens(trainer, CTL);
+    story.wait(2);
+    let began = story.now;
+    story.thread_exits(trainer, 574, 9, Some(9), 0);
+    // Its thread was read before that, and its files after it.
+    let line = TaskLine { id: trainer, ..task(574, 1, "python3") };
+    let look = Snapshot { began, ended: story.now + 1, tasks: vec![line], complete: true, ..Snapshot::default() };
+    assert!(!look.events(&story.world()).iter().any(|e| matches!(e.what, What::Drop { .. })));
+}
+
+#[test]
 fn an_incomplete_look_proves_no_absence() {
     let mut world = World::default();
     applied(&mut world, &inherited());
