@@ -84,12 +84,31 @@ fn nobody_innocent_is_blamed(recording: &Recording, events: impl IntoIterator<It
             assert!(recording.owners.contains(&owner.pid), "{}: PID {} never used the GPU: {}", recording.name, owner.pid, holding.summary);
         }
         for command in holding.remedy.iter().filter_map(|remedy| remedy.command.as_deref()).filter(|command| command.contains("kill -")) {
-            let target = command.split(" #").next().and_then(|command| command.split_whitespace().next_back()).and_then(|pid| pid.parse().ok());
-            let target: u32 = target.unwrap_or_else(|| panic!("{}: no PID in {command:?}", recording.name));
-            assert!(recording.holders.contains(&target), "{}: {command:?} would hit an innocent process", recording.name);
+            let targets = targets(command);
+            assert!(!targets.is_empty(), "{}: no PID in {command:?}", recording.name);
+            for (at, target) in targets.iter().enumerate() {
+                assert!(recording.holders.contains(target), "{}: {command:?} would hit an innocent process", recording.name);
+                assert!(!targets[..at].contains(target), "{}: {command:?} hits a process twice", recording.name);
+            }
         }
     }
     named
+}
+
+/// The PIDs that a command signals: `kill -TERM 580; kill -TERM 581   # ...` and `for p in 580:42 581:43; do ... kill -TERM ${p%:*}; done   # ...`
+fn targets(command: &str) -> Vec<u32> {
+    let command = command.split(" #").next().unwrap_or_default();
+    let looped = command.split_once("for p in ").and_then(|(_, rest)| rest.split_once(';')).map(|(list, _)| list);
+    let looped = looped.into_iter().flat_map(str::split_whitespace).filter_map(|target| target.split(':').next()?.parse().ok());
+    let after_kill = |rest: &str| rest.split_whitespace().nth(1).and_then(|pid| pid.trim_end_matches(';').parse().ok());
+    looped.chain(command.split("kill -").skip(1).filter_map(after_kill)).collect()
+}
+
+#[test]
+fn every_process_that_a_command_hits_is_looked_at() {
+    assert_eq!(targets("kill -INT 7   # kill -INT 8"), [7]);
+    assert_eq!(targets("grep -qw 9 /proc/7/stat && kill -KILL 7; kill -KILL 8   # a, b"), [7, 8]);
+    assert_eq!(targets("for p in 7:1 8:2 9:3 10:4; do grep -qw ${p#*:} /proc/${p%:*}/stat && kill -INT ${p%:*}; done   # a"), [7, 8, 9, 10]);
 }
 
 /// The properties below would hold of a program that names nobody.

@@ -8,6 +8,7 @@ use super::words;
 use crate::explanation::Remedy;
 use crate::world::World;
 use crate::world::process::Process;
+use std::collections::BTreeSet;
 
 /// More processes than this are not put into one command.
 const TARGETS_MAX: usize = 256;
@@ -29,10 +30,13 @@ pub fn command(command: String, effect: impl Into<String>, frees: Option<u64>, r
     Remedy { command: Some(command), effect: effect.into(), frees_bytes: frees, risk: risk.into() }
 }
 
-/// SIGINT, SIGTERM, then SIGKILL to all of these; nothing for PID 1.
+/// SIGINT, SIGTERM, then SIGKILL to each of these once; nothing for PID 1.
 #[must_use]
 pub fn end_all(case: &Case<'_>, targets: &[&Process]) -> Vec<Remedy> {
-    let targets: Vec<&Process> = targets.iter().copied().filter(|p| p.id().tgid() > 1).take(TARGETS_MAX).collect();
+    // One process may hold in several ways.
+    let mut seen = BTreeSet::new();
+    let once = targets.iter().copied().filter(|p| p.id().tgid() > 1 && seen.insert((p.id().tgid(), ticks(p))));
+    let targets: Vec<&Process> = once.take(TARGETS_MAX).collect();
     if targets.is_empty() {
         return Vec::new();
     }
