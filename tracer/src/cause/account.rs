@@ -11,7 +11,7 @@ use crate::world::World;
 use crate::world::books::memory::Ref;
 use crate::world::file::File;
 use crate::world::gpu::{Gpu, NOISE_BYTES};
-use crate::world::process::{Process, Stage};
+use crate::world::process::Process;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What our own recorder is called: it keeps NVML open, and allocates nothing.
@@ -319,9 +319,8 @@ fn managed(world: &World, cases: &mut Vec<Case<'_>>) {
 
 /// A process that NVML charged has ended since everything in use was last explained, or nobody watched.
 fn dead_may_have_left(world: &World, gpu: &Gpu) -> bool {
-    let Some(settled) = gpu.settled_at.filter(|_| world.host().watching_since().is_some()) else { return true };
-    let ended = |process: &Process| process.charged && process.stage() >= Stage::Zombie && process.ended_at().is_none_or(|at| at >= settled);
-    world.processes().chain(world.finished()).any(ended)
+    let settled = gpu.settled_at.filter(|_| world.host().watching_since().is_some());
+    settled.is_none_or(|settled| world.processes().chain(world.finished()).any(|process| process.left_since(settled)))
 }
 
 /// Nothing of what it asked of the driver takes memory, as far as a recording goes back.

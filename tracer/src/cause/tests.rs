@@ -6,6 +6,7 @@ use crate::event::rm::*;
 use crate::event::*;
 use crate::explanation::*;
 use crate::story::*;
+use crate::world::World;
 const BASH: (ProcessId, &str) = (ProcessId(12, 5), "bash");
 
 fn user(story: &mut Story, pid: u32, comm: &str, client: u32, mib: u64) -> (ProcessId, Vec<Hold>) {
@@ -132,6 +133,44 @@ fn what_the_dead_may_have_left_is_no_managed_memory_of_a_bystander() {
     story.nvml(40_512, &[(580, 512)]);
     story.scanned();
     assert_ne!(story.told().exit_code(), 0);
+    assert_ne!(in_the_next_file(&story).exit_code(), 0);
+}
+
+/// What is said by the file that follows, whose world has the carried events only.
+fn in_the_next_file(story: &Story) -> Explanation {
+    let mut next = World::default();
+    story.world().carry_over().iter().for_each(|event| next.apply(event));
+    explain(&next)
+}
+
+#[test]
+fn who_was_charged_no_longer_when_the_next_file_began_may_have_left_something_too() {
+    let mut story = Story::warm();
+    let (a, _) = user(&mut story, 574, "train", 0xc1, 40_000);
+    let (_b, _) = user(&mut story, 580, "notebook", 0xc2, 512);
+    story.nvml(40_512, &[(574, 40_000), (580, 512)]);
+    story.nvml(40_512, &[(580, 512)]);
+    let mut next = World::default();
+    story.world().carry_over().iter().for_each(|event| next.apply(event));
+    let so_far = story.events.len();
+    story.killed(BASH, a);
+    story.wait(600);
+    story.nvml(40_512, &[(580, 512)]);
+    story.scanned();
+    story.events.iter().skip(so_far).for_each(|event| next.apply(event));
+    assert_ne!(explain(&next).exit_code(), 0);
+}
+
+#[test]
+fn managed_memory_of_the_living_is_still_its_own_in_the_next_file() {
+    let mut story = Story::warm();
+    user(&mut story, 574, "train", 0xc1, 512);
+    story.nvml(512, &[(574, 512)]);
+    story.nvml(8_704, &[(574, 512)]);
+    story.scanned();
+    for told in [story.told(), in_the_next_file(&story)] {
+        assert!(told.holdings.iter().any(|h| h.summary.contains("managed memory")), "{:#?}", told.holdings);
+    }
 }
 
 #[test]

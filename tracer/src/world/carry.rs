@@ -19,7 +19,11 @@ impl World {
         let mut out = Vec::new();
         carry_host(&self.host, &mut out);
         for (index, gpu) in &self.gpus {
-            carry_gpu(*index, gpu, &mut out);
+            // Who was charged before this file is known to the next one only where NVML still says so.
+            let uncharged = |p: &Process, settled| p.left_since(settled) || p.uncharged_at.is_some_and(|at| at >= settled);
+            let unknown = |settled| self.processes().chain(self.finished()).any(|p| uncharged(p, settled));
+            let settled_at = gpu.settled_at.filter(|settled| !unknown(*settled));
+            carry_gpu(*index, &Gpu { settled_at, ..gpu.clone() }, &mut out);
         }
         // Before the files: what is in transit now was not settled by it.
         if let Some(scan) = self.host.scan {

@@ -2,6 +2,7 @@
 //!
 //! Always true: bounded. Samples are kept as points of change, so that a flat line costs nothing.
 
+use super::process::Process;
 use crate::event::{BootNs, GpuProcess, GpuUse};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -106,6 +107,11 @@ impl Gpu {
         if self.listed_at.is_some() && self.uncharged().is_some_and(|bytes| bytes <= NOISE_BYTES) {
             self.settled_at = self.settled_at.max(Some(at));
         }
+    }
+
+    /// Where this process may have left memory behind, nobody can tell any more, once it is forgotten, since when all was charged.
+    pub(super) fn forget_settled(&mut self, process: &Process) {
+        self.settled_at = self.settled_at.filter(|settled| !process.left_since(*settled));
     }
 
     /// Used bytes that NVML charges to no process.

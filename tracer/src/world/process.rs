@@ -142,6 +142,12 @@ impl Process {
         self.state.as_ref().map(|(_, state)| &**state)
     }
 
+    /// NVML charged memory to it, and it ended since: it may have left some.
+    #[must_use]
+    pub fn left_since(&self, settled: BootNs) -> bool {
+        self.charged && self.stage() >= Stage::Zombie && self.ended_at().is_none_or(|at| at >= settled)
+    }
+
     /// The first time at which it was certainly past its end.
     #[must_use]
     pub fn ended_at(&self) -> Option<BootNs> {

@@ -32,12 +32,13 @@ impl World {
         let ids: Vec<ProcessId> = self.processes().filter(|p| done(p)).map(Process::id).collect();
         for id in &ids {
             if let Some(mut process) = self.processes.remove(id) {
-                if process.held || process.info.gpu_user == Some(true) {
+                if process.held || process.charged || process.info.gpu_user == Some(true) {
                     process.shrink();
                     self.finished.push_back(process);
                 }
                 if self.finished.len() > FINISHED_KEPT {
-                    self.finished.pop_front();
+                    let forgotten = self.finished.pop_front();
+                    forgotten.iter().for_each(|process| self.gpus.values_mut().for_each(|gpu| gpu.forget_settled(process)));
                 }
             }
         }
