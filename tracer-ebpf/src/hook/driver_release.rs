@@ -91,7 +91,9 @@ pub(crate) fn driver_deferred_done(_ctx: RetProbeContext) -> u32 {
 #[inline(always)]
 fn begin(releasing: Releasing, step: u32) {
     let thread = thread();
-    if RELEASING.remove(thread).is_ok() || RELEASING.insert(thread, releasing, 0).is_err() {
+    let stale = RELEASING.remove(thread).is_ok();
+    let full = RELEASING.insert(thread, releasing, 0).is_err();
+    if stale || full {
         ring::count(Lost::ReturnMissed);
     }
     send(releasing, step);

@@ -80,12 +80,13 @@ pub(crate) fn sys_enter_ioctl(ctx: TracePointContext) -> u32 {
 
 #[kprobe]
 pub(crate) fn driver_ioctl(ctx: ProbeContext) -> u32 {
+    // Whatever this request is: its return would be taken for that of an earlier one whose own was not seen.
+    if PENDING.remove(thread()).is_ok() {
+        ring::count(Lost::ReturnMissed);
+    }
     let request = argument(&ctx, 1) as u32;
     if !ioctl::may_matter(request, kernel::abi_xfer()) {
         return 0;
-    }
-    if PENDING.remove(thread()).is_ok() {
-        ring::count(Lost::ReturnMissed);
     }
     let file = File(Raw(argument(&ctx, 0)));
     if let Some(dev) = file.nvidia() {

@@ -169,6 +169,7 @@ impl World {
 
     /// The process holds nothing any more.
     pub(super) fn release_all(&mut self, at: BootNs, id: ProcessId) {
+        self.has_released(at, id);
         let Some(process) = self.processes.get_mut(&id) else { return };
         for token in std::mem::take(&mut process.files) {
             let Some(file) = self.files.get_mut(&token) else { continue };

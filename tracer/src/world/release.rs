@@ -131,6 +131,21 @@ impl World {
         }
     }
 
+    /// A process that is past its end is in no release any more, whether its return was seen or not.
+    pub(super) fn has_released(&mut self, at: BootNs, id: ProcessId) {
+        let mut files = Vec::new();
+        for release in &mut self.releases {
+            if let Some(work) = release.direct.as_mut().filter(|work| work.by == id && work.ended.is_none()) {
+                work.ended = Some(at);
+                files.extend(release.file);
+            }
+        }
+        if let Some(released) = self.processes.get_mut(&id).and_then(|process| process.exit.releases.as_mut()) {
+            released.under_way = 0;
+        }
+        files.into_iter().for_each(|token| self.forget_file(at, token));
+    }
+
     /// Counts for a process that is on its way out.
     fn in_exit(&mut self, id: ProcessId, count: impl FnOnce(&mut Released)) {
         if let Some(process) = self.processes.get_mut(&id).filter(|process| process.stage() == Stage::Exiting) {
@@ -206,6 +221,20 @@ mod tests {
         assert_eq!(again.releases().next().unwrap().under_way().unwrap().by, queue);
         step(&mut story, queue, Some(file), GPU0, ReleaseStep::DeferredEnd);
         assert!(story.world().releases().all(|release| release.under_way().is_none()));
+    }
+
+    #[test]
+    fn whose_return_was_missed_is_over_when_the_process_is() {
+        let mut story = Story::warm();
+        let trainer = story.process(574, "python3");
+        let file = story.opens(trainer, CTL).file;
+        story.thread_exits(trainer, 574, 9, Some(9), 0);
+        step(&mut story, trainer, Some(file), CTL, ReleaseStep::Begin);
+        assert!(story.world().releases().any(|release| release.under_way().is_some()));
+        story.push(What::Zombie { id: trainer, parent: ProcessId(1, 1) });
+        let world = story.world();
+        assert!(world.releases().all(|release| release.under_way().is_none()) && world.file(file).is_none());
+        assert_eq!(world.process(trainer).unwrap().exit.releases.unwrap().under_way, 0);
     }
 
     #[test]
