@@ -398,9 +398,23 @@ impl Explanation {
             Some(0) => 3,
             Some(1) => 4,
             // Not having looked, or having looked at a part of the host only, is no proof that there is nothing.
-            None if self.limits.iter().any(|l| matches!(l.missing.as_str(), limits::NO_SCAN | limits::OTHER_NAMESPACES)) => 4,
+            None if !self.is_scanned() || self.limits.iter().any(|l| l.missing == limits::OTHER_NAMESPACES) => 4,
+            // Nor is it without NVML: memory that no process holds has no other witness.
+            _ if !self.is_measured() => 4,
             _ => 0,
         }
+    }
+
+    /// Open files were scanned.
+    #[must_use]
+    pub fn is_scanned(&self) -> bool {
+        self.limits.iter().all(|l| l.missing != limits::NO_SCAN)
+    }
+
+    /// NVML told of a GPU.
+    #[must_use]
+    pub fn is_measured(&self) -> bool {
+        !self.gpus.is_empty()
     }
 }
 
@@ -414,6 +428,8 @@ mod tests {
         assert_eq!(Story::cold().told().exit_code(), 4);
         let mut story = Story::cold();
         story.scanned();
+        assert_eq!(story.told().exit_code(), 4, "memory that no process holds has no witness but NVML");
+        story.nvml(0, &[]);
         assert_eq!(story.told().exit_code(), 0);
     }
 

@@ -67,8 +67,11 @@ fn verdict_line(e: &Explanation, style: &Style) -> String {
         (Paint::Alarm, format!("GPU files outlive their owner: {}.", count(outliving.len(), "case")))
     } else if unknown {
         (Paint::Alarm, "GPU memory is held, and the evidence does not say why.".to_owned())
-    } else if e.gpus.is_empty() && e.holdings.is_empty() {
-        (Paint::Strong, "No process holds a GPU file; NVML reported no GPU.".to_owned())
+    } else if !e.is_scanned() && e.holdings.is_empty() {
+        (Paint::Strong, "Who holds GPU files was not looked at: nothing can be said.".to_owned())
+    } else if !e.is_measured() {
+        let files = if e.holdings.is_empty() { "No process holds a GPU file." } else { "Every GPU file belongs to a living process." };
+        (Paint::Strong, format!("{files} NVML told of no GPU: memory that no process holds would not be seen."))
     } else if e.holdings.iter().any(|h| h.is_ordinary() && h.cause != CauseId::DriverReserve && h.bytes != Some(0)) {
         (Paint::Good, "All held GPU memory belongs to living processes.".to_owned())
     } else {
