@@ -3,7 +3,7 @@
 //! Always true: who may be named comes from the events of the whole recording (who ever had an NVIDIA file, or was forked from one who
 //! had; whom NVML ever listed), not from what outlive says of it.
 
-#![expect(clippy::expect_used, clippy::panic, reason = "a test: what it needs is in the repository")]
+#![expect(clippy::expect_used, reason = "a test: what it needs is in the repository")]
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

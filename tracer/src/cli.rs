@@ -70,7 +70,7 @@ impl Hooks {
 /// When to use colours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Color {
-    /// On a terminal, unless NO_COLOR is set.
+    /// On a terminal, unless NO_COLOR is set or TERM is "dumb".
     Auto,
     /// Always.
     Always,
@@ -128,7 +128,7 @@ pub struct Record {
     #[arg(long, value_name = "D", value_parser = humantime::parse_duration)]
     pub duration: Option<Duration>,
     /// Number the files (PATH.000001...) and start a new one when this one has reached SIZE ("256MiB").
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    #[arg(long, value_name = "SIZE", value_parser = parse_rotate_size)]
     pub rotate_size: Option<u64>,
     /// With --rotate-size: keep this many files; older ones of this run are deleted.
     #[arg(long, value_name = "N", requires = "rotate_size", value_parser = clap::value_parser!(u32).range(1..))]
@@ -200,6 +200,14 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
         _ => return Err(wrong()),
     };
     number.checked_mul(1 << shift).ok_or_else(wrong)
+}
+
+/// A new file begins with all that is known so far; smaller ones would hold nothing else.
+const ROTATE_SIZE_MIN: u64 = 64 << 10;
+
+fn parse_rotate_size(text: &str) -> Result<u64, String> {
+    let size = parse_size(text)?;
+    if size < ROTATE_SIZE_MIN { Err("a file must hold at least 64KiB".to_owned()) } else { Ok(size) }
 }
 
 #[cfg(test)]

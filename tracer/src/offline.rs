@@ -99,6 +99,9 @@ impl Until {
     }
 }
 
+/// Cause of losses: parts of a trace that could not be read.
+pub const UNREADABLE: &str = "unreadable";
+
 /// Folds trace files, in the order given.
 ///
 /// # Errors
@@ -139,6 +142,9 @@ fn fold(reader: &mut Reader, world: &mut World, until: &mut Until, path: &Path) 
     }
     if !any {
         bail!("{} has no events: it was cut before its first frame was complete, or nothing was recorded", path.display());
+    }
+    if reader.problems().passed_over() > 0 {
+        world.apply(&Event { at: last, what: What::Lost { cause: UNREADABLE.to_owned(), count: reader.problems().passed_over() } });
     }
     for sentence in reader.problems().sentences() {
         tracing::warn!("{}: {sentence}", path.display());

@@ -188,6 +188,8 @@ impl Recorder {
         while let Some(event) = self.sampler.try_recv() {
             self.take(event);
         }
+        // What cannot be written now is our own caller's to report.
+        self.write_failed = true;
         self.tick();
         self.take(Event { at: sys::boottime_ns(), what: What::Stop { reason: reason.to_owned() } });
         Ok(self.writer.finish()?)

@@ -109,6 +109,7 @@ fn a_wrong_command_line_is_wrong_usage() {
         &["explain", "--trace", &trace, "--at", "yesterday"],
         &["explain", "--trace", &trace, "--history", &trace],
         &["record", "--keep", "2"],
+        &["record", "--rotate-size", "0"],
         &["record", "--duration", "1"],
     ] {
         assert_eq!(code(&outlive(args)), 2, "{args:?}");
@@ -160,6 +161,23 @@ fn a_trace_cut_anywhere_is_explained_or_refused_and_never_kills_the_program() {
     let told = outlive(&["explain", "--trace", cut.to_str().unwrap()]);
     assert!(matches!(code(&told), 0 | 1 | 3 | 4), "{}", err(&told));
     assert!(err(&told).contains("ends in"), "{}", err(&told));
+}
+
+#[test]
+fn what_is_damaged_in_the_middle_is_not_called_complete() {
+    let folder = tempfile::tempdir().unwrap();
+    let whole = zstd::decode_all(fs::File::open(demo()).unwrap()).unwrap();
+    let middle = whole.iter().skip(whole.len() / 2).position(|byte| *byte == b'\n').unwrap() + whole.len() / 2;
+    let complete = |damage: &[u8]| {
+        let path = folder.path().join("damaged.jsonl");
+        fs::write(&path, [&whole[..=middle], damage, &whole[middle + 1..]].concat()).unwrap();
+        let told = outlive(&["explain", "--trace", path.to_str().unwrap(), "--json"]);
+        let json: serde_json::Value = serde_json::from_slice(&told.stdout).unwrap();
+        json["covers"]["complete"].as_bool().unwrap()
+    };
+    assert!(complete(b""));
+    assert!(!complete(b"{\"t\":1,\"e\":{\"dro\n"));
+    assert!(!complete(b"{\"t\":1,\"e\":{\"of_a_later_version\":{}}}\n"));
 }
 
 /// A trace in which every text is an attack and every number extreme.

@@ -29,7 +29,10 @@ fn allow_color(asked: Color, terminal: bool) -> bool {
     match asked {
         Color::Always => true,
         Color::Never => false,
-        Color::Auto => terminal && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty()),
+        Color::Auto => {
+            let refused = std::env::var_os("NO_COLOR").is_some_and(|v| !v.is_empty());
+            terminal && !refused && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
+        }
     }
 }
 

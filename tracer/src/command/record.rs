@@ -2,7 +2,7 @@
 
 use super::output;
 use crate::cli::{Common, Record};
-use crate::event::Event;
+use crate::event::{Event, What};
 use crate::recorder::{Recorder, Sources};
 use crate::source::kernel::{Kernel, Options};
 use crate::source::kmsg::{self, Kmsg};
@@ -42,6 +42,9 @@ async fn record(args: &Record, common: &Common) -> Result<()> {
     let mut recorder = Recorder::new(sources, writer, &opening);
     sys::return_free_memory();
     output::complain(&format!("outlive: recording to {first}; stop with Ctrl-C"));
+    if opening.iter().any(|event| matches!(&event.what, What::Header(header) if header.devices.is_empty())) {
+        output::complain("outlive: no NVIDIA driver is loaded; recording waits for it");
+    }
     let reason = until_stopped(&mut recorder, &mut stops, args.duration).await?;
     recorder.finish(&reason)?;
     // Of a recording that rotates, the name without a number stands for all parts that are left.
@@ -56,10 +59,7 @@ fn open(common: &Common) -> Result<(Sources, Vec<Event>)> {
     let sampler = Sampler::start(options).context("cannot start a thread for NVML")?;
     let devices = match devices::find(&common.devices) {
         // It may be loaded later, and who opens it first is then known.
-        Err(DevicesError::NoMatch { driver_loaded: false, .. }) if common.devices == DEFAULT_PATTERN => {
-            output::complain("outlive: no NVIDIA driver is loaded; recording waits for it");
-            Vec::new()
-        }
+        Err(DevicesError::NoMatch { driver_loaded: false, .. }) if common.devices == DEFAULT_PATTERN => Vec::new(),
         found => found?,
     };
     let pattern = Some(common.devices.clone());

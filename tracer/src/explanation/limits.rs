@@ -5,6 +5,7 @@
 
 use super::LimitPart;
 use crate::cause::words;
+use crate::offline::UNREADABLE;
 use crate::world::World;
 use std::collections::BTreeSet;
 
@@ -53,7 +54,8 @@ pub(super) fn limits(world: &World) -> Vec<LimitPart> {
             add(&format!("hook {}{why}", hook.name), hook_voids(&hook.name));
         }
     }
-    for (cause, (count, _)) in &host.lost {
+    // What could not be read of a trace has a limit of its own, with the sizes.
+    for (cause, (count, _)) in host.lost.iter().filter(|(cause, _)| *cause != UNREADABLE) {
         add(&format!("{count} events lost ({cause})"), lost_voids(cause));
     }
     if host.xids_forgotten > 0 {

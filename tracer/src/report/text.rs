@@ -86,7 +86,8 @@ fn verdict_line(e: &Explanation, style: &Style) -> String {
 }
 
 fn gpu_line(gpu: &GpuPart, style: &Style) -> String {
-    let mut line = format!("GPU {}  {}", gpu.index, escape(&gpu.name, 40));
+    let product = if gpu.name.is_empty() { "(its name is not known)".to_owned() } else { escape(&gpu.name, 40) };
+    let mut line = format!("GPU {}  {product}", gpu.index);
     if let (Some(used), Some(total)) = (gpu.used_bytes, gpu.total_bytes) {
         let reserved = gpu.reserved_bytes.unwrap_or(0);
         let account = gpu.account.clone().unwrap_or_default();
@@ -329,7 +330,13 @@ fn zombie_text(z: &ZombiePart) -> String {
         text.push_str(", used the GPU when it lived");
     }
     match &z.parent {
-        Some(p) => text.push_str(&format!(": {} (PID {}, {}) must wait for it", name(p.comm.as_deref()), p.pid, p.state)),
+        Some(p) => {
+            let who = match &p.comm {
+                Some(comm) => format!("{} (PID {}, {})", name(Some(comm)), p.pid, p.state),
+                None => format!("PID {}, of which nothing else is known,", p.pid),
+            };
+            text.push_str(&format!(": {who} must wait for it"));
+        }
         None => text.push_str(": its parent is not known"),
     }
     text

@@ -99,6 +99,12 @@ impl Problems {
         *self == Problems::default()
     }
 
+    /// Damaged frames, and lines that are no event of ours: what was passed over amid the rest.
+    #[must_use]
+    pub fn passed_over(&self) -> u64 {
+        self.unknown.values().fold(self.malformed, |sum, count| sum.saturating_add(*count)).saturating_add(self.damaged_frames)
+    }
+
     /// One sentence for each kind of problem. Texts from the file are quoted and escaped.
     #[must_use]
     pub fn sentences(&self) -> Vec<String> {

@@ -49,7 +49,7 @@ pub enum Error {
         source: io::Error,
     },
     /// Bytes could not be written; events are kept up to one frame, then counted as lost, until a flush succeeds.
-    #[error("cannot write to the trace {}: {source}; events are being lost until it can be written again{}", path.display(), hint(source))]
+    #[error("cannot write to the trace {}: {source}; what happens until it can be written again is lost{}", path.display(), hint(source))]
     Write {
         /// The file.
         path: PathBuf,

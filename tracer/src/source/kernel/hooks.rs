@@ -1,7 +1,7 @@
 //! The hooks of the watching programs, in order of attachment, and what is not seen without each.
 //!
 //! Two ways lead to the same events. **Syscall hooks** are tracepoints: they work everywhere, and each enabled one costs every system
-//! call of every process some tens of ns. **Driver hooks** are kprobes on the driver's own functions, and on a few functions of the kernel
+//! call of every process some tens to three hundred ns. **Driver hooks** are kprobes on the driver's own functions, and on a few functions of the kernel
 //! that only passing descriptors, copying them and collecting children come through: who does none of that pays nothing. What both
 //! need ([`BOTH`]) is attached always; of each [`Group`] one way.
 //!
