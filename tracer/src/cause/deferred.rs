@@ -70,11 +70,11 @@ impl Deferred<'_> {
     }
 }
 
-/// "belonged to python3 (PID 574), killed by SIGKILL"; "has no holder".
+/// "belonged to python3 (PID 574), killed by SIGKILL"; "is charged to no process".
 #[must_use]
 pub fn belonged(case: &Case<'_>) -> String {
     match case.owner {
         Some(_) => format!("belonged to {}{}", case.owner_name(), ended(case)),
-        None => "belongs to no process".to_owned(),
+        None => "is charged to no process".to_owned(),
     }
 }

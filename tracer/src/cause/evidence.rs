@@ -302,7 +302,11 @@ pub fn status(code: u32) -> String {
 #[must_use]
 pub fn ended(case: &Case<'_>) -> String {
     let Some(owner) = case.owner else { return String::new() };
-    let Some(process) = owner.process else { return ", which no longer exists".to_owned() };
+    let Some(process) = owner.process else {
+        let number = owner.id.tgid();
+        let reused = case.world.living(number).is_some_and(|other| other.is_alive());
+        return if reused { ", which is gone (its number is another process's now)".to_owned() } else { ", which no longer exists".to_owned() };
+    };
     let at = words::at(case.world, process.ended_at());
     if let Some(sig) = process.killed_by() {
         let sig = signal::name(sig);

@@ -210,11 +210,11 @@ type Said = (Vec<Note>, Vec<Remedy>);
 
 fn verdict(case: &Case<'_>, ending: &ending::Ending<'_>, thread: &StuckThread, found: &Where<'_>, place: &str, said: Said) -> Verdict {
     let name = words::process(ending.process);
-    let doing = if threads::spins(thread) { "spins" } else { "is stuck" };
     let how = if ending.exiting { "whose exit cannot finish" } else { "which cannot die" };
     let for_long = |since: u64, at_least: &str| format!(" for {at_least}{}", words::duration(case.now().saturating_sub(since)));
     let seen = || thread.same_since.map(|since| for_long(since, "at least "));
     let waited = ending.since.map(|since| for_long(since, "")).or_else(seen).unwrap_or_default();
+    let doing = threads::doing(thread, !waited.is_empty());
     let purpose = threads::purpose(found, thread);
     let holder = held_by(case, ending.process, thread, found);
     let frame = found.frame.map(|frame| format!(" ({})", threads::function(frame))).unwrap_or_default();
@@ -239,10 +239,10 @@ fn verdict(case: &Case<'_>, ending: &ending::Ending<'_>, thread: &StuckThread, f
 fn kernel_thread(case: &Case<'_>) -> Option<Verdict> {
     let deferred = deferred::of(case).filter(|deferred| case.falling().is_none() && !deferred.is_young(case))?;
     let found = threads::locate(&deferred.thread.thread);
-    let doing = if threads::spins(&deferred.thread.thread) { "spins" } else { "is stuck" };
     let kernel = threads::kernel_name(deferred.thread);
     let purpose = threads::purpose(&found, &deferred.thread.thread);
     let since = deferred.thread.thread.same_since.map(|since| format!(" for at least {}", words::duration(case.now().saturating_sub(since))));
+    let doing = threads::doing(&deferred.thread.thread, since.is_some());
     let frame = found.frame.map(|frame| format!(" ({})", threads::function(frame))).unwrap_or_default();
     let (steps, why_not) = way_out::steps(case, Vec::new(), Some(&kernel));
     let mut notes = vec![deferred.note(case.world)];

@@ -65,7 +65,7 @@ fn summary(case: &Case<'_>, received: &[&HolderView<'_>]) -> String {
     let how = match received[0] {
         HolderView { via: Via::PidfdGetfd, deduced: None, .. } => format!("took {files} from it with pidfd_getfd"),
         HolderView { via: Via::ScmRights, deduced: None, .. } => format!("received {files} of it over a unix socket"),
-        _ => format!("got {files} of it passed (over a unix socket or with pidfd_getfd)"),
+        _ => format!("got {files} of it (passed, or kept when it executed another program)"),
     };
     let belonged = match case.owner {
         Some(_) => format!("belonged to {}{}", case.owner_name(), ended(case)),

@@ -101,8 +101,11 @@ fn is_early(case: &Case<'_>, ending: &ending::Ending<'_>) -> bool {
 }
 
 fn exiting(case: &Case<'_>, process: &Process) -> String {
-    let since = words::at(case.world, process.exit.began);
-    format!("{} belongs to {}, whose exit is under way{}", case.what(), words::process(process), since.replace(" at ", " since "))
+    let going = match words::at(case.world, process.exit.began) {
+        at if at.is_empty() => "is under way".to_owned(),
+        at => format!("has been under way{}", at.replace(" at ", " since ")),
+    };
+    format!("{} belongs to {}, whose exit {going}", case.what(), words::process(process))
 }
 
 fn after_the_end(case: &Case<'_>) -> String {

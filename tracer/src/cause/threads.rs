@@ -88,6 +88,17 @@ pub fn spins(thread: &StuckThread) -> bool {
     }
 }
 
+/// What it does, as the beginning of "... inside the NVIDIA driver", or of "... inside the NVIDIA driver for 30 s".
+#[must_use]
+pub fn doing(thread: &StuckThread, is_timed: bool) -> &'static str {
+    match (spins(thread), is_timed) {
+        (true, true) => "has been spinning",
+        (true, false) => "spins",
+        (false, true) => "has been stuck",
+        (false, false) => "is stuck",
+    }
+}
+
 /// "thread 577", "thread 577 (cuda-EvtHandlr)".
 #[must_use]
 pub fn name(process: &Process, thread: &StuckThread) -> String {

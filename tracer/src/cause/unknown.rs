@@ -37,7 +37,7 @@ pub fn verdict(case: &Case<'_>) -> Verdict {
     let subject = case.what();
     Verdict {
         confidence: Confidence::Unknown,
-        summary: format!("{subject}{belongs}; why it is still held cannot be told for want of {}.", words::list(&missing, 2)),
+        summary: format!("{subject}{belongs}; why it is still held cannot be told without {}.", words::list(&missing, 2)),
         notes,
         remedies: vec![remedy::command(
             "outlive doctor".to_owned(),

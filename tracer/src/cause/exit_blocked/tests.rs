@@ -61,7 +61,7 @@ fn a_driver_frame_means_the_driver_even_for_a_spinning_thread() {
     assert_eq!((holding.cause, holding.confidence), (CauseId::ExitBlockedInDriver, Confidence::Exact));
     assert_eq!(
         holding.summary,
-        "2.5 GiB on GPU 0 belongs to EngineCore (PID 574), which cannot die: thread 577 spins inside the NVIDIA driver \
+        "2.5 GiB on GPU 0 belongs to EngineCore (PID 574), which cannot die: thread 577 has been spinning inside the NVIDIA driver \
          for 30.0 s and waits for the GPU to finish its work (uvm_spin_loop [nvidia_uvm])."
     );
     assert_says(&holding, "uvm_spin_loop+0x1c/0x90 [nvidia_uvm] <- uvm_ioctl+0x1/0x2 [nvidia_uvm]");
@@ -77,7 +77,7 @@ fn a_thread_asleep_in_the_driver_is_told_with_its_cpu_use_and_name() {
     };
     let holding = killed_in_vain(thread);
     assert_eq!(holding.cause, CauseId::ExitBlockedInDriver);
-    assert!(holding.summary.contains("thread 577 (cuda-EvtHandlr) is stuck inside the NVIDIA driver for 30.0 s (_nv012345rm"), "{}", holding.summary);
+    assert!(holding.summary.contains("thread 577 (cuda-EvtHandlr) has been stuck inside the NVIDIA driver for 30.0 s (_nv012345rm"), "{}", holding.summary);
     assert_says(&holding, "Thread 577 (cuda-EvtHandlr) of EngineCore (PID 574) is in state D, asleep (0 % of a CPU over 1.0 s): schedule");
 }
 
@@ -91,7 +91,7 @@ fn firmware_that_does_not_answer_is_named() {
 fn of_threads_that_wait_for_each_other_the_one_that_waits_for_the_gpu_says_it() {
     let (story, _) = vain(|s| s.stuck = vec![stuck("D", &LOCK), StuckThread { tid: 579, ..stuck("R", &SPIN) }]);
     let holding = story.holding();
-    assert!(holding.summary.contains("thread 579 spins inside the NVIDIA driver"), "{}", holding.summary);
+    assert!(holding.summary.contains("thread 579 has been spinning inside the NVIDIA driver"), "{}", holding.summary);
 }
 
 #[test]
@@ -417,7 +417,7 @@ fn a_kernel_thread_that_does_not_get_on_blocks_in_the_driver() {
     let holding = released_by(&RELEASE, 10, 2_560);
     assert_eq!((holding.cause, holding.confidence), (CauseId::ExitBlockedInDriver, Confidence::Inferred));
     assert!(holding.summary.starts_with("2.5 GiB on GPU 0 belonged to python3 (PID 574), killed by SIGKILL from bash (PID 12)"), "{}", holding.summary);
-    assert!(holding.summary.contains("; the kernel thread kworker/3:1 (PID 77), which releases files inside the NVIDIA driver, is stuck there for at least 10.0 s"), "{}", holding.summary);
+    assert!(holding.summary.contains("; the kernel thread kworker/3:1 (PID 77), which releases files inside the NVIDIA driver, has been stuck there for at least 10.0 s"), "{}", holding.summary);
     assert_says(&holding, "The kernel thread kworker/3:1 (PID 77) is in state D, in the same place since");
     assert_says(&holding, "Used memory of GPU 0 has stayed at 2.5 GiB for 1 min 10 s");
     assert_eq!(commands(&holding).last(), Some(&"systemctl reboot"));
