@@ -194,7 +194,7 @@ pub(crate) fn dying(owner: u32, cause: CauseId) -> impl Fn(&Explanation) -> Resu
         let mut outlive = said.holdings.iter().filter(|h| h.outlives());
         let held = outlive.next().ok_or("nothing outlives its owner")?;
         let holders: &[u32] = if held.holders.is_empty() { &[] } else { &[owner] };
-        let releases = |text: &str| text.contains("belongs to no process") && text.contains(&format!("(PID {owner})"));
+        let releases = |text: &str| text.contains("is charged to no process") && text.contains(&format!("(PID {owner})"));
         if held.owner.is_none() && outlive.next().is_none() && held.holders.is_empty() && held.cause == cause && releases(&held.summary) {
             return Ok(());
         }
