@@ -5,11 +5,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use outlive::event::{Event, What};
+use outlive::explanation::Explanation;
 
 use crate::stage::{BOOKS, Stage, until};
 use crate::watched::{Watched, leak, leaked, nothing};
 
-/// Where the guest has the modules. A variant has the functions of an older driver ("535").
+/// Where the guest has the modules. A variant has the functions of an older driver ("535"), or lacks one that is hooked ("renamed").
 fn module(variant: &str, name: &str) -> PathBuf {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
     Path::new("/driver").join(release.trim()).join(variant).join(format!("{name}.ko"))
@@ -35,6 +36,12 @@ fn load(variant: &str) {
 fn attachments(events: &[Event]) -> usize {
     let hooked = |what: &What| matches!(what, What::Hooks { list } if list.iter().any(|hook| hook.attached && hook.name.contains("nvidia_open")));
     events.iter().filter(|event| hooked(&event.what)).count()
+}
+
+/// What was attached when the driver was last loaded.
+fn hooked_last(events: &[Event]) -> Vec<&str> {
+    let last = events.iter().rev().find_map(|event| if let What::Hooks { list } = &event.what { Some(list) } else { None });
+    last.into_iter().flatten().filter(|hook| hook.attached).map(|hook| hook.name.as_str()).collect()
 }
 
 #[test]
@@ -72,17 +79,17 @@ fn unloaded_and_loaded_again() {
 }
 
 /// The driver that the other tests need is loaded again, however this one ends.
-struct Older;
+struct Other;
 
-impl Older {
-    fn load() -> Older {
+impl Other {
+    fn load(variant: &str) -> Other {
         unload();
-        load("535");
-        Older
+        load(variant);
+        Other
     }
 }
 
-impl Drop for Older {
+impl Drop for Other {
     fn drop(&mut self) {
         // A test that fails leaves its processes to the stage, which is dropped before.
         unload();
@@ -93,7 +100,7 @@ impl Drop for Older {
 #[test]
 fn the_functions_of_535() {
     let Some(stage) = Stage::take("the_functions_of_535") else { return };
-    let older = Older::load();
+    let older = Other::load("535");
     drop(stage);
     {
         let Some(mut watched) = Watched::begin("the_functions_of_535") else { return };
@@ -112,4 +119,43 @@ fn the_functions_of_535() {
         drop(stage);
     }
     drop(older);
+}
+
+/// Other builds of the driver are loaded while a recorder watches: what has a function to hook is hooked there, and the rest, function by function,
+/// where system calls end.
+#[test]
+fn other_builds_are_loaded_later() {
+    // Dropped last: nobody uses the driver any more.
+    let mut other: Option<Other> = None;
+    let Some(mut watched) = Watched::begin_with("other_builds_are_loaded_later", "auto") else { return };
+    for (variant, requests) in [("535", "nvidia_frontend_unlocked_ioctl"), ("renamed", "sys_exit_ioctl")] {
+        let before = attachments(&watched.events());
+        drop(other.take());
+        until("the ordinary one is hooked", || attachments(&watched.events()) > before || before == 0);
+        let before = attachments(&watched.events());
+        other = Some(Other::load(variant));
+        until("its functions are hooked", || attachments(&watched.events()) > before);
+        let events = watched.events();
+        let hooked = hooked_last(&events);
+        for function in ["nvidia_open", "nvidia_close", requests] {
+            assert!(hooked.iter().any(|name| name.contains(function)), "{variant}: {function} is not hooked: {hooked:?}");
+        }
+        let (owner, child) = leak(&mut watched.stage);
+        let facts = |said: &Explanation| -> Result<(), String> {
+            leaked(owner.pid, child)(said)?;
+            let held = said.holdings.iter().find(|h| h.outlives()).ok_or("it is gone")?;
+            // The books were kept by what was asked of it.
+            match held.books.as_ref().map(|books| books.bytes) {
+                Some(2_147_483_648) => Ok(()),
+                bytes => Err(format!("{variant}: by the books it is {bytes:?}")),
+            }
+        };
+        watched.until("it leaks", &facts);
+        watched.until_recorded("it leaks", &facts);
+        watched.stage.kill(child);
+        watched.until("nothing is left", &nothing);
+    }
+    let (ended, stage, _host) = watched.ends(&nothing);
+    assert!(ended.events.iter().any(|event| matches!(event.what, What::Release { .. })), "releases are seen with driver hooks only");
+    drop((stage, other));
 }

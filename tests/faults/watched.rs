@@ -48,9 +48,14 @@ pub(crate) struct Ended {
 impl Watched {
     /// None, and a line that says so, where the stand-in is not loaded.
     pub(crate) fn begin(test: &str) -> Option<Watched> {
+        Watched::begin_with(test, "driver")
+    }
+
+    /// With these hooks (`--hooks`).
+    pub(crate) fn begin_with(test: &str, hooks: &str) -> Option<Watched> {
         let stage = Stage::take(test)?;
         let host = Host::take(Place::Driver).unwrap();
-        let recorder = Recorder::start(&host, "driver").unwrap();
+        let recorder = Recorder::start(&host, hooks).unwrap();
         Some(Watched { recorder, stage, host })
     }
 

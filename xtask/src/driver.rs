@@ -15,8 +15,8 @@ use std::process::Command;
 const MODULES: [&str; 2] = ["nvidia", "nvidia-uvm"];
 /// Where the modules for a kernel lie in a guest: below this, in a folder named like `uname -r`.
 const PLACE: &str = "driver";
-/// Names of folders and what the compiler is told: as it is since 545, and with the functions of 535.
-const VARIANTS: [(&str, &str); 2] = [("", ""), ("535", "-DBEFORE_545")];
+/// Names of folders and what the compiler is told: as it is since 545, with the functions of 535, and without one that is hooked.
+const VARIANTS: [(&str, &str); 3] = [("", ""), ("535", "-DBEFORE_545"), ("renamed", "-Dnvidia_unlocked_ioctl=nv_some_ioctl")];
 /// Loads the stand-in, in a guest's init.
 pub(crate) const LOAD: &str = "for m in nvidia nvidia-uvm; do insmod /driver/$(uname -r)/$m.ko || status=1; done\n";
 /// Unloads it, which works only when nobody holds anything.
@@ -104,6 +104,7 @@ fn release(image: &Path) -> Result<String> {
 /// What a build depends on, as one line.
 fn made_of(sources: &Path, release: &str) -> Result<String> {
     let mut hasher = DefaultHasher::new();
+    VARIANTS.hash(&mut hasher);
     for file in files(sources)? {
         file.file_name().hash(&mut hasher);
         fs::read(&file).with_context(|| format!("cannot read {}", file.display()))?.hash(&mut hasher);

@@ -55,6 +55,9 @@ enum Command {
         /// Instead, the tests of what becomes of outlive when something else fails.
         #[arg(long)]
         faults: bool,
+        /// Of these tests, only those whose name has this in it.
+        #[arg(long, value_name = "NAME", requires = "faults")]
+        only: Option<String>,
     },
     /// Play every scenario here and in the guests, ask the usual tools too, and write docs/accuracy.md.
     Accuracy {
@@ -99,8 +102,8 @@ fn dispatch() -> anyhow::Result<()> {
         Command::Setup { vm } => setup::run(vm),
         Command::Test { ci } => test::test(ci),
         Command::Verifier => verifier::record(),
-        Command::Vm { kernels, faults: false } => vm::vm(&kernels),
-        Command::Vm { kernels, faults: true } => vm::faults(&kernels),
+        Command::Vm { kernels, faults: false, .. } => vm::vm(&kernels),
+        Command::Vm { kernels, faults: true, only } => vm::faults(&kernels, only.as_deref().unwrap_or_default()),
         Command::Accuracy { names, at, add } => accuracy::accuracy(&names, &at, &add),
         Command::Driver => driver::driver(),
         Command::Tidy => tidy::tidy(),

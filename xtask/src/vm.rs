@@ -8,7 +8,7 @@
 
 use crate::matrix::{self, Outcomes, Row};
 use crate::run::{output, run, workspace};
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
@@ -70,7 +70,7 @@ fn in_guests(accuracy: &Path, only: &[String]) -> Result<Vec<Ran>> {
     let tests = build(&TESTS)?;
     let mut programs = tests.clone();
     programs.push(accuracy.to_owned());
-    let run = tests.iter().map(|test| guest_line(test)).collect::<String>() + &crate::accuracy::guest_lines(accuracy, &[], false);
+    let run = tests.iter().map(|test| guest_line(test, "")).collect::<String>() + &crate::accuracy::guest_lines(accuracy, &[], false);
     let (kernels, expected) = (kernels(only)?, matrix::expected(accuracy, "driver", &[])?);
     println!("guests {}, under software emulation and at the same time: half an hour", kernels.iter().map(|k| k.name).collect::<Vec<_>>().join(" and "));
     at_once(&kernels, |kernel| Ok(in_guest(kernel, accuracy, &programs, &run, &expected))).into_iter().collect()
@@ -155,14 +155,15 @@ pub(crate) fn optimised() -> Result<PathBuf> {
     Ok(workspace().join("target/debug/accuracy"))
 }
 
-/// Runs only the tests of faults: of what becomes of outlive when something else fails (tests/faults.rs).
+/// Runs only the tests of faults: of what becomes of outlive when something else fails (tests/faults.rs); of these, those that are named so.
 ///
 /// # Errors
 /// As [`vm`].
-pub(crate) fn faults(only: &[String]) -> Result<()> {
+pub(crate) fn faults(only: &[String], named: &str) -> Result<()> {
     let tests = build(&FAULTS)?;
     optimised()?;
-    let run: String = tests.iter().map(|test| guest_line(test)).collect();
+    ensure!(named.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == ':'), "{named:?} is in no test's name");
+    let run: String = tests.iter().map(|test| guest_line(test, named)).collect();
     let kernels = kernels(only)?;
     let results = at_once(&kernels, |kernel| boot(kernel, &Errand { programs: &tests, commands: &run, patience: PATIENCE, out: None, counted: false }));
     for (kernel, result) in kernels.iter().zip(results) {
@@ -195,8 +196,8 @@ pub(crate) fn at_once<T: Send>(kernels: &[Kernel], run: impl Fn(&Kernel) -> Resu
 }
 
 /// Runs a test executable with the stand-in for the driver loaded: its functions are what some programs are attached to.
-fn guest_line(test: &Path) -> String {
-    format!("{}'{}' --test-threads=1 || status=1\n{}", crate::driver::LOAD, test.display(), crate::driver::UNLOAD)
+fn guest_line(test: &Path, named: &str) -> String {
+    format!("{}'{}' --test-threads=1 {named} || status=1\n{}", crate::driver::LOAD, test.display(), crate::driver::UNLOAD)
 }
 
 /// Where everything about guests is kept.
