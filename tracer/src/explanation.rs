@@ -367,6 +367,7 @@ pub fn explain(world: &World) -> Explanation {
     });
     let host = world.host();
     let header = host.header.as_deref();
+    let gpus = parts::gpus(world, &holdings);
     Explanation {
         schema: SCHEMA.to_owned(),
         taken_at: parts::time(world, host.now),
@@ -381,11 +382,11 @@ pub fn explain(world: &World) -> Explanation {
             to: parts::time(world, host.now),
             complete: limits::is_complete(world),
         },
-        gpus: parts::gpus(world, &holdings),
+        limits: limits::limits(world, &gpus),
+        gpus,
         holdings,
         zombies: parts::zombies(world),
         pids: parts::pids(world),
-        limits: limits::limits(world),
     }
 }
 
@@ -431,6 +432,22 @@ mod tests {
         assert_eq!(story.told().exit_code(), 4, "memory that no process holds has no witness but NVML");
         story.nvml(0, &[]);
         assert_eq!(story.told().exit_code(), 0);
+    }
+
+    #[test]
+    fn a_figure_of_nvml_that_is_older_than_the_allocations_is_called_so() {
+        let mut story = Story::warm();
+        story.nvml(0, &[]);
+        let trainer = story.process(574, "python3");
+        let files = story.uses_cuda(trainer);
+        story.client(trainer, &files[0], 0xc1);
+        story.device(trainer, &files[0], 0xc1, 0);
+        story.memory(trainer, &files[0], 0xc1, 3, 512);
+        story.scanned();
+        let outdated = |story: &Story| story.told().limits.iter().any(|limit| limit.missing.starts_with("NVML's word on GPU 0"));
+        assert!(outdated(&story));
+        story.nvml(512, &[(574, 512)]);
+        assert!(!outdated(&story));
     }
 
     #[test]

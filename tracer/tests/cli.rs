@@ -311,8 +311,9 @@ fn a_recording_never_overwrites_and_never_follows_a_link() {
 
 /// A recorder that has begun: its file is there with its opening events.
 fn recorder(path: &Path) -> Child {
-    let child = Command::new(OUTLIVE)
-        .args(["record", "--devices", DEVICE, "-o", path.to_str().unwrap()])
+    // Whoever runs the tests under nohup passes on that SIGHUP is ignored, and so it would be.
+    let child = Command::new("env")
+        .args(["--default-signal=HUP", OUTLIVE, "record", "--devices", DEVICE, "-o", path.to_str().unwrap()])
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()

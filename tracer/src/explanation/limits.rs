@@ -3,10 +3,11 @@
 //! Always true: a conclusion that rests on evidence which is named here is never called exact by a cause: what nobody
 //! saw is not in the world, so the cause had to deduce it.
 
-use super::LimitPart;
+use super::{GpuPart, LimitPart};
 use crate::cause::words;
 use crate::offline::UNREADABLE;
 use crate::world::World;
+use crate::world::gpu::NOISE_BYTES;
 use std::collections::BTreeSet;
 
 /// `missing` of the limit that no scan was made.
@@ -15,7 +16,7 @@ pub(super) const NO_SCAN: &str = "a scan of open files";
 /// `missing` of the limit that only one PID namespace was looked at.
 pub(super) const OTHER_NAMESPACES: &str = "processes outside this PID namespace";
 
-pub(super) fn limits(world: &World) -> Vec<LimitPart> {
+pub(super) fn limits(world: &World, gpus: &[GpuPart]) -> Vec<LimitPart> {
     let mut limits: BTreeSet<LimitPart> = world.host().limits.clone();
     let mut add = |missing: &str, voids: &str| {
         limits.insert(LimitPart { missing: missing.to_owned(), voids: voids.to_owned() });
@@ -30,6 +31,10 @@ pub(super) fn limits(world: &World) -> Vec<LimitPart> {
     }
     if world.gpus().is_empty() && !host.limits.iter().any(|limit| limit.missing.starts_with("NVML")) {
         add("NVML", "how many bytes are held, on which GPU, and that memory came back");
+    }
+    for gpu in gpus.iter().filter(|gpu| is_outdated(gpu)) {
+        let missing = format!("NVML's word on GPU {} since its processes made their latest allocations", gpu.index);
+        add(&missing, "how much memory is used and free: the processes have more than NVML's last figure");
     }
     match (&host.header, host.watching_since()) {
         (Some(_), None) => add(
@@ -67,6 +72,13 @@ pub(super) fn limits(world: &World) -> Vec<LimitPart> {
         limits.insert(LimitPart { missing, voids: "how much memory they have, and what they import and export".to_owned() });
     }
     limits.into_iter().collect()
+}
+
+/// The processes were seen to have more than NVML says is used.
+fn is_outdated(gpu: &GpuPart) -> bool {
+    let (Some(used), Some(account)) = (gpu.used_bytes, &gpu.account) else { return false };
+    let all = account.held.iter().fold(account.owners_bytes, |sum, held| sum.saturating_add(held.bytes));
+    all > used.saturating_add(NOISE_BYTES)
 }
 
 /// Everything since the start of the watch was seen.
