@@ -3,7 +3,7 @@
 //! Always true: who may be named comes from the events of the whole recording (who ever had an NVIDIA file, or was forked from one who
 //! had; whom NVML ever listed), not from what outlive says of it.
 
-#![expect(clippy::expect_used, reason = "a test: what it needs is in the repository")]
+#![expect(clippy::expect_used, clippy::panic, reason = "a test: what it needs is in the repository")]
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -95,13 +95,16 @@ fn nobody_innocent_is_blamed(recording: &Recording, events: impl IntoIterator<It
     named
 }
 
-/// The PIDs that a command signals: `kill -TERM 580; kill -TERM 581   # ...` and `for p in 580:42 581:43; do ... kill -TERM ${p%:*}; done   # ...`
+/// The PIDs that a command signals: `kill -TERM 580; kill -TERM 581   # ...` and `for p in 580:42 581:43; do ... kill -TERM ${p%:*}; done   # ...`.
+/// Panics at any other.
 fn targets(command: &str) -> Vec<u32> {
-    let command = command.split(" #").next().unwrap_or_default();
-    let looped = command.split_once("for p in ").and_then(|(_, rest)| rest.split_once(';')).map(|(list, _)| list);
-    let looped = looped.into_iter().flat_map(str::split_whitespace).filter_map(|target| target.split(':').next()?.parse().ok());
-    let after_kill = |rest: &str| rest.split_whitespace().nth(1).and_then(|pid| pid.trim_end_matches(';').parse().ok());
-    looped.chain(command.split("kill -").skip(1).filter_map(after_kill)).collect()
+    let parse = |pid: &str| -> u32 { pid.parse().unwrap_or_else(|_| panic!("{pid:?} is no PID in {command:?}")) };
+    let deeds = command.split(" #").next().unwrap_or_default();
+    let looped = deeds.split_once("for p in ").and_then(|(_, rest)| rest.split_once(';')).map(|(list, _)| list);
+    let looped = looped.into_iter().flat_map(str::split_whitespace).map(|target| parse(target.split(':').next().unwrap_or_default()));
+    let after_kill = |rest: &str| rest.split_whitespace().nth(1).unwrap_or_default().trim_end_matches(';').to_owned();
+    let each: Vec<String> = deeds.split("kill -").skip(1).map(after_kill).filter(|pid| pid != "${p%:*}").collect();
+    looped.chain(each.iter().map(|pid| parse(pid))).collect()
 }
 
 #[test]

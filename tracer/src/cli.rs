@@ -21,7 +21,7 @@ pub struct Cli {
     pub common: Common,
 }
 
-const EXIT_CODES: &str = "Exit codes: 0 nothing outlives its owner; 3 something does; 4 cannot tell; 1 failure; 2 usage.
+const EXIT_CODES: &str = "Exit codes: 0 nothing outlives its owner; 3 something does; 4 cannot tell (without NVML's figures, for one); 1 failure; 2 usage.
 outlive explains and proposes; it never sends a signal and never resets a GPU.";
 
 /// Options of every subcommand.
@@ -127,7 +127,7 @@ pub struct Record {
     /// Stop after this long ("90s", "2h").
     #[arg(long, value_name = "D", value_parser = humantime::parse_duration)]
     pub duration: Option<Duration>,
-    /// Number the files (PATH.000001...) and start a new one when this one has reached SIZE ("256MiB").
+    /// Number the files (PATH.000001...) and start a new one when this one has reached SIZE ("256MiB"; at least 64KiB).
     #[arg(long, value_name = "SIZE", value_parser = parse_rotate_size)]
     pub rotate_size: Option<u64>,
     /// With --rotate-size: keep this many files; older ones of this run are deleted.

@@ -4,7 +4,7 @@
 //! clock reading of its own, is in a fixed order, and serialises to the documented JSON as it stands.
 
 mod ids;
-mod limits;
+pub(crate) mod limits;
 mod parts;
 
 pub use ids::{CauseId, Confidence};
@@ -61,7 +61,7 @@ pub struct Covers {
     pub from: Option<String>,
     /// RFC 3339.
     pub to: String,
-    /// Nothing was lost and every hook was attached since `from`.
+    /// Nothing was lost, of a trace nothing was passed over (but a torn end, which is a limit), and every hook was attached since `from`.
     pub complete: bool,
 }
 
@@ -398,10 +398,9 @@ impl Explanation {
         match worst {
             Some(0) => 3,
             Some(1) => 4,
-            // Not having looked, or having looked at a part of the host only, is no proof that there is nothing.
-            None if !self.is_scanned() || self.limits.iter().any(|l| l.missing == limits::OTHER_NAMESPACES) => 4,
-            // Nor is it without NVML: memory that no process holds has no other witness.
-            _ if !self.is_measured() => 4,
+            // Not having looked, or having looked at a part of the host only, is no proof that there is nothing. Nor is a look without
+            // NVML: memory that no process holds has no other witness.
+            _ if !self.is_scanned() || !self.is_whole() || !self.is_measured() => 4,
             _ => 0,
         }
     }
@@ -409,13 +408,25 @@ impl Explanation {
     /// Open files were scanned.
     #[must_use]
     pub fn is_scanned(&self) -> bool {
-        self.limits.iter().all(|l| l.missing != limits::NO_SCAN)
+        self.lacks_not(limits::NO_SCAN)
     }
 
-    /// NVML told of a GPU.
+    /// All processes of the host were to be seen.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        self.lacks_not(limits::OTHER_NAMESPACES)
+    }
+
+    /// NVML told how much of every GPU is used.
     #[must_use]
     pub fn is_measured(&self) -> bool {
-        !self.gpus.is_empty()
+        let lost = |gpu: &GpuPart| gpu.health.as_ref().is_some_and(|health| health.lost);
+        let measured = self.gpus.iter().all(|gpu| gpu.used_bytes.is_some() && !lost(gpu));
+        measured && !self.gpus.is_empty() && self.lacks_not(limits::NO_FIGURES)
+    }
+
+    fn lacks_not(&self, missing: &str) -> bool {
+        self.limits.iter().all(|limit| limit.missing != missing)
     }
 }
 
@@ -435,6 +446,20 @@ mod tests {
     }
 
     #[test]
+    fn a_gpu_whose_memory_nvml_cannot_tell_is_not_called_free() {
+        let mut story = Story::warm();
+        story.nvml(0, &[]);
+        story.scanned();
+        assert_eq!(story.told().exit_code(), 0);
+        let health = |lost| What::GpuHealth { gpu: 0, recovery: None, lost, reset_required: false };
+        story.push(health(true));
+        assert_eq!(story.told().exit_code(), 4, "it fell off the bus");
+        story.push(health(false));
+        story.push(What::Gpu { gpu: 1, uuid: "GPU-1".into(), name: "H200".into(), minor: Some(1), pci: None, settled_at: None });
+        assert_eq!(story.told().exit_code(), 4, "the other's memory cannot be read");
+    }
+
+    #[test]
     fn a_figure_of_nvml_that_is_older_than_the_allocations_is_called_so() {
         let mut story = Story::warm();
         story.nvml(0, &[]);
@@ -447,6 +472,10 @@ mod tests {
         let outdated = |story: &Story| story.told().limits.iter().any(|limit| limit.missing.starts_with("NVML's word on GPU 0"));
         assert!(outdated(&story));
         story.nvml(512, &[(574, 512)]);
+        assert!(!outdated(&story));
+        // The list is still that of before when memory falls.
+        story.killed((crate::event::ProcessId(12, 5), "bash"), trainer);
+        story.used(100);
         assert!(!outdated(&story));
     }
 

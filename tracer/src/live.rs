@@ -5,6 +5,7 @@
 
 use crate::cli::Common;
 use crate::event::{Event, What};
+use crate::explanation::limits::NO_FIGURES;
 use crate::source::kernel::{Kernel, Options};
 use crate::source::kmsg::{self, Kmsg};
 use crate::source::nvml::{self, Sampler};
@@ -29,6 +30,7 @@ const WATCH_STEP: Duration = Duration::from_millis(200);
 /// # Errors
 /// When the iterators cannot be loaded: not root, no BTF, refused by the kernel; when no device matches.
 pub fn look(common: &Common, history: World) -> Result<World> {
+    let began = sys::boottime_ns();
     // NVML starts first: it is the slowest, and on a thread of its own.
     let options = nvml::Options { library: common.nvml.clone(), ..nvml::Options::default() };
     let mut sampler = Sampler::start(options).context("cannot start a thread for NVML")?;
@@ -52,6 +54,10 @@ pub fn look(common: &Common, history: World) -> Result<World> {
     }
     if world.something_is_leaving() || world.is_kernel_at_it() {
         second_look(&mut kernel, &proc, &mut sampler, &mut world)?;
+    }
+    if world.gpus().values().any(|gpu| gpu.sampled_at < began) {
+        let voids = "how many bytes are held now: what is told is the history's".to_owned();
+        world.apply(&Event { at: sys::boottime_ns(), what: What::Limit { missing: NO_FIGURES.to_owned(), voids } });
     }
     Ok(world)
 }

@@ -53,6 +53,8 @@ pub struct Recorder {
     sample: SamplePlan,
     wall_offset: i128,
     write_failed: bool,
+    /// Its caller reports what cannot be written now.
+    finishing: bool,
     scan_failed: bool,
     /// Not before this time.
     rotate_at: BootNs,
@@ -95,6 +97,7 @@ impl Recorder {
             sample: SamplePlan::default(),
             wall_offset: sys::wall_offset_ns(),
             write_failed: false,
+            finishing: false,
             scan_failed: false,
             rotate_at: 0,
             busy: false,
@@ -188,8 +191,7 @@ impl Recorder {
         while let Some(event) = self.sampler.try_recv() {
             self.take(event);
         }
-        // What cannot be written now is our own caller's to report.
-        self.write_failed = true;
+        self.finishing = true;
         self.tick();
         self.take(Event { at: sys::boottime_ns(), what: What::Stop { reason: reason.to_owned() } });
         Ok(self.writer.finish()?)
@@ -345,7 +347,7 @@ impl Recorder {
     /// Says once that writing fails, and once that it works again.
     fn report_writing(&mut self, result: std::result::Result<(), writer::Error>) {
         match result {
-            Err(error) if !self.write_failed => {
+            Err(error) if !self.write_failed && !self.finishing => {
                 tracing::error!("{error}");
                 self.write_failed = true;
             }

@@ -56,6 +56,8 @@ pub struct World {
     books: Books,
     /// What the driver releases, or has.
     releases: VecDeque<release::Release>,
+    /// Processes and kernel threads in which a release began, until they are past their end.
+    releasing: BTreeSet<ProcessId>,
     /// Whose credentials a token is.
     creds: BTreeMap<Token, ProcessId>,
     /// Descriptions whose opener is unknown, by its credentials.

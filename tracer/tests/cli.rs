@@ -346,6 +346,7 @@ fn a_recording_ends_in_order_on_every_usual_signal_and_talks_on_standard_error_o
         let ended = child.wait_with_output().unwrap();
         assert_eq!(code(&ended), 0, "{}", err(&ended));
         assert!(ended.stdout.is_empty() && err(&ended).contains(&format!("stopped (SIG{})", &name[1..])), "{}", err(&ended));
+        assert!(!err(&ended).contains("written"), "nothing failed: {}", err(&ended));
         let text = String::from_utf8(zstd::decode_all(fs::File::open(&path).unwrap()).unwrap()).unwrap();
         assert!(text.lines().last().unwrap().contains("\"stop\""));
     }

@@ -210,7 +210,7 @@ mod tests {
             assert_eq!(asked(sig, false, true, 30).cause, CauseId::SignalNotFatal, "signal {sig}");
             let holding = asked(sig, false, false, 30);
             assert_eq!(holding.cause, CauseId::ExitBlockedElsewhere, "signal {sig}");
-            assert!(holding.summary.contains("for 30.0 s"), "since it was sent: {}", holding.summary);
+            assert!(holding.summary.contains("which has not died in 30.0 s"), "since it was sent: {}", holding.summary);
             assert_ne!(asked(sig, false, false, 1).cause, CauseId::ExitBlockedElsewhere, "signal {sig} is young");
         }
         assert_eq!(asked(9, true, true, 30).cause, CauseId::ExitBlockedElsewhere, "nothing handles SIGKILL");
@@ -231,7 +231,7 @@ mod tests {
             story.stands(trainer, "D", |s| (s.pending, s.caught, s.stuck) = (bit(first) | bit(2), bit(2), vec![thread]));
             let holding = story.holding();
             assert_eq!(holding.cause, CauseId::ExitBlockedElsewhere, "signal {later}");
-            assert!(holding.summary.contains("for 1 min 0 s"), "signal {later}: {}", holding.summary);
+            assert!(holding.summary.contains("which has not died in 1 min 0 s"), "signal {later}: {}", holding.summary);
         }
     }
 }

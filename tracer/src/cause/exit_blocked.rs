@@ -210,10 +210,14 @@ type Said = (Vec<Note>, Vec<Remedy>);
 
 fn verdict(case: &Case<'_>, ending: &ending::Ending<'_>, thread: &StuckThread, found: &Where<'_>, place: &str, said: Said) -> Verdict {
     let name = words::process(ending.process);
-    let how = if ending.exiting { "whose exit cannot finish" } else { "which cannot die" };
-    let for_long = |since: u64, at_least: &str| format!(" for {at_least}{}", words::duration(case.now().saturating_sub(since)));
-    let seen = || thread.same_since.map(|since| for_long(since, "at least "));
-    let waited = ending.since.map(|since| for_long(since, "")).or_else(seen).unwrap_or_default();
+    let age = |since: u64| words::duration(case.now().saturating_sub(since));
+    let how = match (ending.since, ending.exiting) {
+        (Some(since), true) => format!("whose exit has not finished in {}", age(since)),
+        (Some(since), false) => format!("which has not died in {}", age(since)),
+        (None, true) => "whose exit cannot finish".to_owned(),
+        (None, false) => "which cannot die".to_owned(),
+    };
+    let waited = thread.same_since.map(|since| format!(" for at least {}", age(since))).unwrap_or_default();
     let doing = threads::doing(thread, !waited.is_empty());
     let purpose = threads::purpose(found, thread);
     let holder = held_by(case, ending.process, thread, found);

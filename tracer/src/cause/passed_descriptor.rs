@@ -13,7 +13,7 @@
 
 use super::case::{Case, HolderView};
 use super::evidence::{confidence, ended};
-use super::{Verdict, remedy, words};
+use super::{Verdict, remedy, via, words};
 use crate::event::{ProcessId, Via};
 
 /// Ways in which a descriptor is passed.
@@ -65,7 +65,8 @@ fn summary(case: &Case<'_>, received: &[&HolderView<'_>]) -> String {
     let how = match received[0] {
         HolderView { via: Via::PidfdGetfd, deduced: None, .. } => format!("took {files} from it with pidfd_getfd"),
         HolderView { via: Via::ScmRights, deduced: None, .. } => format!("received {files} of it over a unix socket"),
-        _ => format!("got {files} of it (passed, or kept when it executed another program)"),
+        HolderView { deduced: Some(via::CLEARED), .. } => format!("got {files} of it (passed, or kept when it executed another program)"),
+        _ => format!("got {files} of it passed (over a unix socket or with pidfd_getfd)"),
     };
     let belonged = match case.owner {
         Some(_) => format!("belonged to {}{}", case.owner_name(), ended(case)),
@@ -154,6 +155,22 @@ mod tests {
     fn cold_a_close_on_exec_descriptor_after_an_exec_was_passed() {
         let holding = cold(&mut Story::cold(), true, true);
         assert_eq!((holding.cause, holding.confidence), (CauseId::PassedDescriptor, Confidence::Inferred));
+        assert!(holding.summary.contains("got a GPU file of it passed (over a unix socket"), "{}", holding.summary);
+    }
+
+    #[test]
+    fn cold_a_descriptor_that_survives_exec_may_have_been_kept_too() {
+        let mut story = Story::cold();
+        let other = ProcessId(300, 900);
+        story.info(other, "other", |info| (info.never_execed, info.cred) = (Some(false), Some(77)));
+        let mut hold = bare(other, 5, 5, CTL);
+        (hold.cred, hold.cloexec) = (Some(66), Some(false));
+        story.found(&hold);
+        story.nvml(2_571, &[(574, 2_571)]);
+        story.push(What::ProcessGone { id: ProcessId(574, 0) });
+        story.scanned();
+        let holding = story.holding();
+        assert!(holding.summary.contains("(passed, or kept when it executed another program)"), "{}", holding.summary);
     }
 
     #[test]

@@ -105,7 +105,7 @@ fn exiting(case: &Case<'_>, process: &Process) -> String {
         at if at.is_empty() => "is under way".to_owned(),
         at => format!("has been under way{}", at.replace(" at ", " since ")),
     };
-    format!("{} belongs to {}, whose exit {going}", case.what(), words::process(process))
+    format!("{} belongs to {}, whose exit {going},", case.what(), words::process(process))
 }
 
 fn after_the_end(case: &Case<'_>) -> String {

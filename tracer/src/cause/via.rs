@@ -12,6 +12,10 @@ use crate::world::process::{Process, Stage};
 /// Longest chain of forks that is followed.
 const CHAIN_MAX: usize = 16;
 
+/// Why a descriptor is taken for passed that an owner may also have opened so, or made so, that its child keeps it across exec.
+pub(super) const CLEARED: &str =
+    "its descriptor survives exec, while NVIDIA's libraries open theirs close-on-exec: it was passed, or made to survive";
+
 /// The answer.
 pub(super) struct Way {
     pub(super) via: Via,
@@ -111,7 +115,7 @@ fn deduce(owner: Option<Owner<'_>>, file: &File, process: &Process, holder: &Hol
         return (Via::ScmRights, "the description was sent through a unix socket, and nobody saw it forked");
     }
     if cleared {
-        return (Via::ScmRights, "its descriptor survives exec, while NVIDIA's libraries open theirs close-on-exec: it was passed");
+        return (Via::ScmRights, CLEARED);
     }
     match process.info.never_execed {
         Some(true) if !differs => (Via::Fork, "it never executed a program of its own since it was forked"),

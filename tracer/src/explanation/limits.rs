@@ -16,6 +16,9 @@ pub(super) const NO_SCAN: &str = "a scan of open files";
 /// `missing` of the limit that only one PID namespace was looked at.
 pub(super) const OTHER_NAMESPACES: &str = "processes outside this PID namespace";
 
+/// `missing` of the limit that NVML said nothing during a look.
+pub(crate) const NO_FIGURES: &str = "NVML's figures of now";
+
 pub(super) fn limits(world: &World, gpus: &[GpuPart]) -> Vec<LimitPart> {
     let mut limits: BTreeSet<LimitPart> = world.host().limits.clone();
     let mut add = |missing: &str, voids: &str| {
@@ -32,8 +35,8 @@ pub(super) fn limits(world: &World, gpus: &[GpuPart]) -> Vec<LimitPart> {
     if world.gpus().is_empty() && !host.limits.iter().any(|limit| limit.missing.starts_with("NVML")) {
         add("NVML", "how many bytes are held, on which GPU, and that memory came back");
     }
-    for gpu in gpus.iter().filter(|gpu| is_outdated(gpu)) {
-        let missing = format!("NVML's word on GPU {} since its processes made their latest allocations", gpu.index);
+    for gpu in gpus.iter().filter(|gpu| is_outdated(world, gpu)) {
+        let missing = format!("NVML's word on GPU {} since memory was last allocated", gpu.index);
         add(&missing, "how much memory is used and free: the processes have more than NVML's last figure");
     }
     match (&host.header, host.watching_since()) {
@@ -74,11 +77,12 @@ pub(super) fn limits(world: &World, gpus: &[GpuPart]) -> Vec<LimitPart> {
     limits.into_iter().collect()
 }
 
-/// The processes were seen to have more than NVML says is used.
-fn is_outdated(gpu: &GpuPart) -> bool {
+/// The processes were seen to have more than NVML says is used, because they allocated it later.
+fn is_outdated(world: &World, gpu: &GpuPart) -> bool {
     let (Some(used), Some(account)) = (gpu.used_bytes, &gpu.account) else { return false };
+    let sampled_at = world.gpus().get(&gpu.index).map_or(0, |gpu| gpu.sampled_at);
     let all = account.held.iter().fold(account.owners_bytes, |sum, held| sum.saturating_add(held.bytes));
-    all > used.saturating_add(NOISE_BYTES)
+    all > used.saturating_add(NOISE_BYTES) && world.books().newest().is_some_and(|at| at > sampled_at)
 }
 
 /// Everything since the start of the watch was seen.

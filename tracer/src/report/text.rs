@@ -67,11 +67,13 @@ fn verdict_line(e: &Explanation, style: &Style) -> String {
         (Paint::Alarm, format!("GPU files outlive their owner: {}.", count(outliving.len(), "case")))
     } else if unknown {
         (Paint::Alarm, "GPU memory is held, and the evidence does not say why.".to_owned())
-    } else if !e.is_scanned() && e.holdings.is_empty() {
-        (Paint::Strong, "Who holds GPU files was not looked at: nothing can be said.".to_owned())
+    } else if !e.is_scanned() {
+        (Paint::Strong, "Nothing that was seen outlives its owner, but open files were not looked at.".to_owned())
+    } else if !e.is_whole() {
+        (Paint::Strong, "Nothing that was seen outlives its owner, but processes outside this PID namespace were not looked at.".to_owned())
     } else if !e.is_measured() {
-        let files = if e.holdings.is_empty() { "No process holds a GPU file." } else { "Every GPU file belongs to a living process." };
-        (Paint::Strong, format!("{files} NVML told of no GPU: memory that no process holds would not be seen."))
+        let missing = "but without NVML's figures memory that no process holds would not be seen";
+        (Paint::Strong, format!("Nothing that was seen outlives its owner, {missing}."))
     } else if e.holdings.iter().any(|h| h.is_ordinary() && h.cause != CauseId::DriverReserve && h.bytes != Some(0)) {
         (Paint::Good, "All held GPU memory belongs to living processes.".to_owned())
     } else {
@@ -333,7 +335,8 @@ fn zombie_text(z: &ZombiePart) -> String {
         Some(p) => {
             let who = match &p.comm {
                 Some(comm) => format!("{} (PID {}, {})", name(Some(comm)), p.pid, p.state),
-                None => format!("PID {}, of which nothing else is known,", p.pid),
+                None if p.state == "unknown" => format!("PID {}, of which nothing else is known,", p.pid),
+                None => format!("PID {} ({})", p.pid, p.state),
             };
             text.push_str(&format!(": {who} must wait for it"));
         }

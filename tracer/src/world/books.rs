@@ -204,6 +204,12 @@ impl Books {
         self.charged_memory(id, device).filter_map(|memory| memory.bytes).fold(0, u64::saturating_add)
     }
 
+    /// When the latest of all memory that is still kept was allocated, or became known.
+    #[must_use]
+    pub fn newest(&self) -> Option<BootNs> {
+        self.memories.values().map(|memory| memory.at).max()
+    }
+
     /// How many pieces of memory that is.
     #[must_use]
     pub fn charged_objects(&self, id: ProcessId, device: Option<u32>) -> usize {

@@ -84,6 +84,8 @@ impl World {
         let work = || Work { by: step.by, tid: step.tid, comm: step.comm.into(), began: at, ended: None };
         match step.step {
             ReleaseStep::Begin => {
+                self.has_come_back(at, step.by, Some(step.tid));
+                self.releasing.insert(step.by);
                 let owner = step.file.and_then(|token| self.files.get(&token)).and_then(|file| file.opener).map(|(id, _)| id);
                 self.remember(Release { file: step.file, dev: step.dev, owner, direct: Some(work()), deferred: None });
                 self.in_exit(step.by, |released| {
@@ -109,10 +111,12 @@ impl World {
                     });
                 }
                 if let Some(token) = step.file {
-                    self.forget_file(at, token);
+                    self.forget_released(at, token, at);
                 }
             }
             ReleaseStep::DeferredBegin => {
+                self.has_come_back(at, step.by, Some(step.tid));
+                self.releasing.insert(step.by);
                 let put_off = |release: &&mut Release| step.file.is_some() && release.file == step.file && release.deferred.is_none();
                 match self.releases.iter_mut().rev().find(put_off) {
                     Some(release) => release.deferred = Some(work()),
@@ -133,17 +137,43 @@ impl World {
 
     /// A process that is past its end is in no release any more, whether its return was seen or not.
     pub(super) fn has_released(&mut self, at: BootNs, id: ProcessId) {
-        let mut files = Vec::new();
+        // Most that die never released anything.
+        if self.releasing.remove(&id) {
+            self.has_come_back(at, id, None);
+        }
+    }
+
+    /// The thread (none: any of the process's) is in no release of before, whether the return was seen or not: it can be in one only.
+    fn has_come_back(&mut self, at: BootNs, by: ProcessId, tid: Option<u32>) {
+        if !self.releasing.contains(&by) && tid.is_some() {
+            return;
+        }
+        let is_its = |work: &&mut Work| work.by == by && tid.is_none_or(|tid| work.tid == tid) && work.ended.is_none() && work.began <= at;
+        let mut released = Vec::new();
         for release in &mut self.releases {
-            if let Some(work) = release.direct.as_mut().filter(|work| work.by == id && work.ended.is_none()) {
+            if let Some(work) = release.deferred.as_mut().filter(is_its) {
                 work.ended = Some(at);
-                files.extend(release.file);
+            }
+            if let Some(work) = release.direct.as_mut().filter(is_its) {
+                work.ended = Some(at);
+                released.push((release.file, work.began));
             }
         }
-        if let Some(released) = self.processes.get_mut(&id).and_then(|process| process.exit.releases.as_mut()) {
-            released.under_way = 0;
+        if let Some(exit) = self.processes.get_mut(&by).and_then(|process| process.exit.releases.as_mut()) {
+            exit.under_way = exit.under_way.saturating_sub(u32::try_from(released.len()).unwrap_or(u32::MAX));
         }
-        files.into_iter().for_each(|token| self.forget_file(at, token));
+        for (token, began) in released {
+            if let Some(token) = token {
+                self.forget_released(at, token, began);
+            }
+        }
+    }
+
+    /// What was released at `released` is gone; the token may be another description's by now.
+    fn forget_released(&mut self, at: BootNs, token: Token, released: BootNs) {
+        if self.files.get(&token).is_some_and(|file| file.opened_at.unwrap_or(file.first_seen) <= released) {
+            self.forget_file(at, token);
+        }
     }
 
     /// Counts for a process that is on its way out.
@@ -185,6 +215,7 @@ impl World {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::event::{Hold, Via};
     use crate::story::{CTL, GPU0, Story};
 
     fn step(story: &mut Story, by: ProcessId, file: Option<Token>, dev: Dev, step: ReleaseStep) {
@@ -227,14 +258,46 @@ mod tests {
     fn whose_return_was_missed_is_over_when_the_process_is() {
         let mut story = Story::warm();
         let trainer = story.process(574, "python3");
-        let file = story.opens(trainer, CTL).file;
+        let opened = story.opens(trainer, CTL);
+        // Somebody is thought to have it still, who closed it unseen: what is being released nobody has.
+        let other = story.process(600, "broker");
+        story.found(&Hold { id: other, via: Some(Via::ScmRights), opener: None, ..opened.clone() });
         story.thread_exits(trainer, 574, 9, Some(9), 0);
-        step(&mut story, trainer, Some(file), CTL, ReleaseStep::Begin);
+        step(&mut story, trainer, Some(opened.file), CTL, ReleaseStep::Begin);
         assert!(story.world().releases().any(|release| release.under_way().is_some()));
         story.push(What::Zombie { id: trainer, parent: ProcessId(1, 1) });
         let world = story.world();
-        assert!(world.releases().all(|release| release.under_way().is_none()) && world.file(file).is_none());
+        assert!(world.releases().all(|release| release.under_way().is_none()) && world.file(opened.file).is_none());
         assert_eq!(world.process(trainer).unwrap().exit.releases.unwrap().under_way, 0);
+    }
+
+    #[test]
+    fn a_missed_return_says_nothing_of_a_description_that_has_the_token_by_then() {
+        let mut story = Story::warm();
+        let monitor = story.process(300, "nvtop");
+        let old = story.opens(monitor, CTL);
+        step(&mut story, monitor, Some(old.file), CTL, ReleaseStep::Begin);
+        let trainer = story.process(574, "python3");
+        let since = Some(story.now + 1_000_000);
+        story.found(&Hold { id: trainer, opener: Some(trainer), via: Some(Via::Opened), since, ..old.clone() });
+        story.dies(monitor, 0);
+        let world = story.world();
+        assert!(world.file(old.file).unwrap().is_held_by(trainer));
+        assert!(world.releases().all(|release| release.under_way().is_none()));
+    }
+
+    #[test]
+    fn a_thread_that_begins_another_release_has_come_back_from_the_last() {
+        let mut story = Story::warm();
+        let (monitor, queue) = (story.process(300, "nvtop"), ProcessId(77, 3));
+        for (file, begin, by) in [(1, ReleaseStep::Begin, monitor), (2, ReleaseStep::DeferredBegin, queue)] {
+            for file in [file, file + 10] {
+                step(&mut story, by, Some(file), GPU0, begin);
+            }
+        }
+        let world = story.world();
+        let open: Vec<_> = world.releases().filter(|release| release.under_way().is_some()).map(|release| release.file).collect();
+        assert_eq!(open, [Some(11), Some(12)]);
     }
 
     #[test]
