@@ -14,7 +14,7 @@ mod stage;
 use rm::{Args, Cuda, INVALID_CLIENT, MIB, NOT_PERMITTED, status_of};
 use stage::{BOOKS, Books, Line, Stage, books, json, kernel_thread, kill, send_fd, set, spawn, stack, state, until};
 use std::fs;
-use std::io::{self, Read as _};
+use std::io::{self, Read as _, Seek as _, SeekFrom};
 use std::os::fd::RawFd;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::os::unix::net::UnixStream;
@@ -407,6 +407,8 @@ fn an_xid_is_printed_and_traced() {
     stage::mount_tracefs();
     let tracing = "/sys/kernel/tracing";
     let mut kmsg = fs::OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open("/dev/kmsg").unwrap();
+    // Of a log that is full, each message costs the oldest one, and reading that is an error.
+    kmsg.seek(SeekFrom::End(0)).unwrap();
     fs::write(format!("{tracing}/events/nvidia/nvidia_dev_xid/enable"), "1").unwrap();
     fs::write("/sys/module/nvidia/parameters/xid", "79 1234 python3 GPU has fallen off the bus.").unwrap();
     fs::write(format!("{tracing}/events/nvidia/nvidia_dev_xid/enable"), "0").unwrap();
